@@ -1,0 +1,61 @@
+"""A pytest plug-in: performance regression tests for speculative decoding on SGLang."""
+
+from __future__ import annotations
+
+from pytest_specdec.errors import (
+    BaselineFileError,
+    HostError,
+    InfrastructureError,
+    LaunchError,
+    MeasurementError,
+    ServerRequestError,
+    SpecdecError,
+    SpecError,
+    UserInputError,
+    WorkloadError,
+)
+from pytest_specdec.model import (
+    Comparison,
+    Direction,
+    LaunchRecord,
+    LaunchRounds,
+    Measurement,
+    MetricVerdict,
+    Prompt,
+    RequestSample,
+    Round,
+    RoundsByLaunch,
+    Sampling,
+    Verdict,
+    Violation,
+    Workload,
+)
+from pytest_specdec.spec import ServerSpec
+
+__all__ = [
+    "BaselineFileError",
+    "Comparison",
+    "Direction",
+    "HostError",
+    "InfrastructureError",
+    "LaunchError",
+    "LaunchRecord",
+    "LaunchRounds",
+    "Measurement",
+    "MeasurementError",
+    "MetricVerdict",
+    "Prompt",
+    "RequestSample",
+    "Round",
+    "RoundsByLaunch",
+    "Sampling",
+    "ServerRequestError",
+    "ServerSpec",
+    "SpecError",
+    "SpecdecError",
+    "UserInputError",
+    "Verdict",
+    "Violation",
+    "Workload",
+    "WorkloadError",
+]

@@ -1,0 +1,220 @@
+"""Values that travel between the layers: frozen, typed, without behaviour beyond what their fields imply.
+
+Times are seconds on one monotonic clock unless a name says otherwise; JSON is made of these at the edge only.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pytest_specdec.spec import ServerSpec
+
+Direction = Literal["higher", "lower"]
+#: Values of one metric: the outer tuple has one entry a launch, the inner one a value a round.
+RoundsByLaunch = tuple[tuple[float, ...], ...]
+
+
+class Verdict(str, enum.Enum):
+    """The judgement on one measurement, or on one of its metrics."""
+
+    PASS = "pass"
+    REGRESSION = "regression"
+    IMPROVEMENT = "improvement"
+    INCONCLUSIVE = "inconclusive"
+    INVALID = "invalid"
+    NO_BASELINE = "no-baseline"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the server picks tokens. The default is greedy, the only choice that repeats exactly."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    seed: int | None = None
+
+    def identity(self) -> dict[str, float | int | None]:
+        """The JSON object that stands for this sampling in a baseline's identity."""
+        return {
+            "min_p": self.min_p,
+            "seed": self.seed,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+        }
+
+    @property
+    def short_hash(self) -> str:
+        """Eight hex digits of the content; empty for the default, which file names leave out."""
+        if self == Sampling():
+            return ""
+        content = json.dumps(self.identity(), sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt of a workload: text as the server's tokenizer will see it, with the class of task it stands for."""
+
+    id: str
+    category: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A fixed set of prompts. ``content_hash`` (hex) covers ids, categories and texts, in order."""
+
+    name: str
+    prompts: tuple[Prompt, ...]
+    content_hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What is measured: server spec x workload x concurrency x output tokens x sampling."""
+
+    spec: ServerSpec
+    workload: Workload
+    concurrency: int = 1
+    output_tokens: int = 512
+    sampling: Sampling = field(default_factory=Sampling)
+
+    @property
+    def key(self) -> str:
+        """The file stem of its baseline: ``<server>--<workload>--c<concurrency>--o<output tokens>[--<hash>]``."""
+        parts = [self.spec.name, self.workload.name, f"c{self.concurrency}", f"o{self.output_tokens}"]
+        if self.sampling.short_hash:
+            parts.append(self.sampling.short_hash)
+        return "--".join(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSample:
+    """One request of a round, as the client saw it and as the server's final ``meta_info`` tells it.
+
+    The four times are seconds since the round began. ``first_chunk_tokens`` is the server's
+    ``completion_tokens`` in the first chunk that carried any: with drafting that chunk can hold several.
+    ``verify_steps`` is ``spec_verify_ct``, None when the server did not report it.
+    ``accept_histogram[k]`` counts the verify steps in which k draft tokens were right.
+    """
+
+    prompt_id: str
+    category: str
+    sent_s: float
+    first_token_s: float
+    last_token_s: float
+    done_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    first_chunk_tokens: int
+    chunks: int
+    verify_steps: int | None
+    accept_histogram: tuple[int, ...] | None
+    finish_reason: str | None
+    server_e2e_s: float | None
+    output_ids: tuple[int, ...]
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One pass over the workload. ``index`` counts from 0 within warm-up and within measured rounds alike."""
+
+    index: int
+    warmup: bool
+    started_unix_s: float
+    wall_s: float
+    requests: tuple[RequestSample, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """A reason why a run must not be judged: the rule's name, and what was seen."""
+
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRecord:
+    """One start of a server, and what was learned about it.
+
+    ``server_args`` are the effective arguments from ``/server_info`` (secrets removed); ``facts`` are the
+    other environment facts recorded with a baseline (versions, token capacity, GPU state).
+    """
+
+    index: int
+    spec_name: str
+    spec_hash: str
+    command: str
+    host: str
+    node: str
+    started_unix_s: float
+    ready_s: float
+    log_path: str
+    sglang_version: str | None
+    drafting: bool
+    server_args: Mapping[str, object]
+    facts: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRounds:
+    """The measured rounds that one launch gave one measurement (warm-up rounds kept apart)."""
+
+    launch: LaunchRecord
+    warmup: tuple[Round, ...]
+    rounds: tuple[Round, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricVerdict:
+    """The judgement on one metric. ``change`` is value/baseline - 1, signed as measured (+ is more, not better).
+
+    ``allowed_low`` and ``allowed_high`` bound the values that pass (None: no bound on that side).
+    ``verdict`` is None when the metric was neither compared nor held to a floor.
+    """
+
+    metric: str
+    unit: str
+    direction: Direction | None
+    gated: bool
+    value: float | None
+    baseline: float | None
+    change: float | None
+    allowed_low: float | None
+    allowed_high: float | None
+    floor: float | None
+    verdict: Verdict | None
+    reason: str
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The judgement on one measurement, with all that a reader needs to see why.
+
+    ``split`` explains a change of decode throughput: (accept length change, verify rate change) as
+    fractions, None where the server does not draft or the baseline lacks one of them.
+    """
+
+    verdict: Verdict
+    metrics: tuple[MetricVerdict, ...]
+    violations: tuple[Violation, ...]
+    baseline_path: str | None
+    split: tuple[float, float] | None
+    environment_changes: tuple[str, ...]
+    notes: tuple[str, ...]
