@@ -191,9 +191,7 @@ class _Scanner:
         opened = self._at
         closed = self.text.find("'", opened + 1)
         if closed < 0:
-            raise self._refuse(
-                opened, "this single quote is never closed", "close it, or write \\' for itself"
-            )
+            raise self._refuse(opened, "this single quote is never closed", "close it, or write \\' for itself")
         self._at = closed + 1
         return self.text[opened + 1 : closed]
 
@@ -409,9 +407,7 @@ def settle_program(
         raise SpecError(f"{what}: entry is {shlex.join(entry)!r}; understood are {UNDERSTOOD}")
     python, entry = settle_python(launcher, python or found.python, found.entry)
     if entry == SERVE and python is not None and "/" not in python:
-        raise SpecError(
-            f"{what}: python is {python!r}, but `sglang serve` is found beside a Python: give its path"
-        )
+        raise SpecError(f"{what}: python is {python!r}, but `sglang serve` is found beside a Python: give its path")
     # A launcher that starts SGLang itself, or begins with an assignment, would not be read back as it is.
     probe = " ".join(quote(word) for word in (*launcher, *program_words(python, entry)))
     try:

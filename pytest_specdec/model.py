@@ -127,6 +127,8 @@ class RequestSample:
     server_e2e_s: float | None
     output_ids: tuple[int, ...]
     error: str | None = None
+    #: (seconds since the round began, completion tokens so far), one pair a chunk that carried tokens.
+    arrivals: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,9 +97,7 @@ class ServerSpec:
         _refuse_address(text, options)
         for option, at in options:
             if option.name == "model-path":
-                raise cl.refuse(
-                    text, at, "the model among the flags", f"it is {name}'s second argument: {model}"
-                )
+                raise cl.refuse(text, at, "the model among the flags", f"it is {name}'s second argument: {model}")
         self._fill(
             name=name,
             model=os.fspath(model),
@@ -154,9 +152,7 @@ class ServerSpec:
             object.__setattr__(self, field, value)
         object.__setattr__(self, "content_hash", self._hash_content())
         if "\0" in self.command:
-            raise SpecError(
-                f"server spec {name}: a NUL stands in {self.masked_command!r}; no program takes one"
-            )
+            raise SpecError(f"server spec {name}: a NUL stands in {self.masked_command!r}; no program takes one")
 
     def _hash_content(self) -> str:
         content = {
@@ -189,9 +185,7 @@ class ServerSpec:
         arguments = name_model(parsed.arguments) if parsed.entry == cl.SERVE else parsed.arguments
         model, options = _split_model(parse_options(line, arguments))
         if model is None:
-            raise cl.refuse(
-                line, len(line.rstrip()), "the line names no model", "add `--model-path PATH_OR_ID`"
-            )
+            raise cl.refuse(line, len(line.rstrip()), "the line names no model", "add `--model-path PATH_OR_ID`")
         return cls(
             name,
             model,
@@ -278,9 +272,7 @@ class ServerSpec:
                 env[variable] = value
             elif env.pop(variable, None) is None:
                 there = ", ".join(sorted(self.env)) or "none"
-                raise SpecError(
-                    f"server spec {self.name} sets no {variable} to remove; its variables: {there}"
-                )
+                raise SpecError(f"server spec {self.name} sets no {variable} to remove; its variables: {there}")
         return env
 
     def with_paths(self, paths: Mapping[str, str]) -> ServerSpec:
@@ -370,9 +362,7 @@ class ServerSpec:
         """Whether the launcher enters a container or environment, so that Python is the one inside."""
         return cl.brings_environment(self.launcher)
 
-    def argv(
-        self, python: str | None = None, extra: Sequence[str] = (), *, home: str | None = None
-    ) -> tuple[str, ...]:
+    def argv(self, python: str | None = None, extra: Sequence[str] = (), *, home: str | None = None) -> tuple[str, ...]:
         """Give the words to start: launcher, program, ``--model-path``, flags, then ``extra``.
 
         Args:
@@ -386,9 +376,7 @@ class ServerSpec:
         if self.launcher_brings_python:
             python = self.python
         # SGLang's parser knows no underscores, people's habits do.
-        flags = _words(
-            Option(flag=option.flag.replace("_", "-"), values=option.values) for option in self.options
-        )
+        flags = _words(Option(flag=option.flag.replace("_", "-"), values=option.values) for option in self.options)
         program = cl.program_words(python or self.python, self.entry)
         words = (*self.launcher, *program, "--model-path", self.model, *flags, *extra)
         home = str(Path.home()) if home is None else home
@@ -446,9 +434,7 @@ def _check_env(name: str, env: Mapping[str, str]) -> None:
         if not _VARIABLE.fullmatch(variable):
             raise SpecError(f"server spec {name}: {variable!r} is no name for an environment variable")
         if not isinstance(value, str):
-            raise SpecError(
-                f"server spec {name}: env[{variable!r}] is of type {type(value).__name__}; give a string"
-            )
+            raise SpecError(f"server spec {name}: env[{variable!r}] is of type {type(value).__name__}; give a string")
 
 
 def _words(options: Iterable[Option]) -> tuple[str, ...]:
