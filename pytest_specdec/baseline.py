@@ -1,0 +1,328 @@
+"""Baseline files: what was measured before, with its identity, its noise, and the limits that people set."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+from pytest_specdec import jsonfile, stats
+from pytest_specdec.errors import BaselineFileError
+from pytest_specdec.metrics import METHOD_VERSION, METRICS
+from pytest_specdec.model import Direction, RoundsByLaunch
+
+T = TypeVar("T")
+
+SCHEMA_VERSION: Final = 1
+#: Version n to n + 1. The history: 1, the first.
+MIGRATIONS: Final[Mapping[int, jsonfile.Migration]] = {}
+
+Source = Literal["program", "document"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What must be the same for two values to be comparable; None is not known (documents only)."""
+
+    model: str | None
+    model_revision: str | None
+    draft: str | None
+    draft_revision: str | None
+    workload_hash: str | None
+    sampling: Mapping[str, float | int | None] | None
+    output_tokens: int | None
+    concurrency: int | None
+    method_version: int | None = METHOD_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where the numbers come from; ``recorded_at`` is ISO 8601, UTC."""
+
+    source: Source
+    recorded_at: str | None
+    git_commit: str | None
+    command: str | None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricBaseline:
+    """One metric's limits and rounds. ``floor`` is a hard limit in the bad direction, set by a person."""
+
+    direction: Direction
+    unit: str
+    gate: bool
+    tolerance: float
+    floor: float | None
+    launches: RoundsByLaunch
+    note: str | None = None
+
+    @property
+    def mean(self) -> float | None:
+        """Geometric mean over launches of each launch's median round; None without samples."""
+        return estimate(self.launches)
+
+    def allowed(self) -> tuple[float | None, float | None]:
+        """The lowest and the highest value that pass, each None where there is no bound."""
+        mean = self.mean
+        if mean is None:
+            return None, None
+        if self.direction == "higher":
+            return mean * (1 - self.tolerance), None
+        return None, mean * (1 + self.tolerance)
+
+
+def estimate(launches: RoundsByLaunch) -> float | None:
+    """Return the value that is judged: the geometric mean over launches of each launch's median round."""
+    medians = [stats.median(launch) for launch in launches if launch]
+    if not medians or any(not math.isfinite(value) or value <= 0 for value in medians):
+        return None
+    return stats.geometric_mean(medians)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """One baseline file."""
+
+    identity: Identity
+    environment: Mapping[str, object]
+    provenance: Provenance
+    metrics: Mapping[str, MetricBaseline]
+
+
+class _At:
+    """A place in a document, for errors that name it."""
+
+    def __init__(self, path: Path, value: Any, key: str = "") -> None:  # noqa: ANN401  # any JSON value
+        self.path, self.value, self.key = path, value, key
+
+    def fail(self, wanted: str) -> BaselineFileError:
+        return BaselineFileError(
+            f"{self.path}: {self.key or 'the file'}: expected {wanted}, got {self.value!r}; "
+            "correct it, or record again with --update-baselines"
+        )
+
+    def object(self, *, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, _At]:
+        if not isinstance(self.value, dict):
+            raise self.fail("an object")
+        known = [*required, *optional]
+        for key in self.value:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                raise BaselineFileError(f"{self.path}: {self._join(key)}: unknown key{hint}; delete or correct it")
+        for key in required:
+            if key not in self.value:
+                raise BaselineFileError(f"{self.path}: {self._join(key)} is missing; restore it or record again")
+        return {key: _At(self.path, self.value[key], self._join(key)) for key in self.value}
+
+    def _join(self, key: str) -> str:
+        return f"{self.key}.{key}" if self.key else key
+
+    def each(self) -> dict[str, _At]:
+        if not isinstance(self.value, dict):
+            raise self.fail("an object")
+        return {key: _At(self.path, entry, self._join(key)) for key, entry in self.value.items()}
+
+    def text(self) -> str:
+        if not isinstance(self.value, str):
+            raise self.fail("a text")
+        return self.value
+
+    def one_of(self, *choices: str) -> str:
+        if self.value not in choices:
+            raise self.fail("one of " + ", ".join(choices))
+        return str(self.value)
+
+    def flag(self) -> bool:
+        if not isinstance(self.value, bool):
+            raise self.fail("true or false")
+        return self.value
+
+    def whole(self) -> int:
+        if isinstance(self.value, bool) or not isinstance(self.value, int):
+            raise self.fail("a whole number")
+        return self.value
+
+    def number(self, wanted: str, accept: Callable[[float], bool]) -> float:
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise self.fail(wanted)
+        if not accept(value):
+            raise self.fail(wanted)
+        return float(value)
+
+    def or_none(self, read: Callable[[_At], T]) -> T | None:
+        return None if self.value is None else read(self)
+
+
+_IDENTITY: Final = (
+    "model",
+    "model_revision",
+    "draft",
+    "draft_revision",
+    "workload_hash",
+    "sampling",
+    "output_tokens",
+    "concurrency",
+    "method_version",
+)
+#: What the program itself may not know; the rest is null in documents only.
+_MAY_BE_UNKNOWN: Final = frozenset({"model_revision", "draft", "draft_revision"})
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Read a baseline file; raises :class:`BaselineFileError` with path, key and remedy."""
+    document = jsonfile.migrated(path, jsonfile.read(path), current=SCHEMA_VERSION, migrations=MIGRATIONS)
+    top = _At(path, document).object(
+        required=(jsonfile.VERSION_KEY, "identity", "environment", "provenance", "metrics")
+    )
+    provenance = _provenance(top["provenance"])
+    return Baseline(
+        identity=_identity(top["identity"], provenance.source),
+        environment={key: at.value for key, at in top["environment"].each().items()},
+        provenance=provenance,
+        metrics={name: _metric(name, at) for name, at in top["metrics"].each().items()},
+    )
+
+
+def _identity(at: _At, source: Source) -> Identity:
+    fields = at.object(required=_IDENTITY)
+    for name, field in fields.items():
+        if field.value is None and name not in _MAY_BE_UNKNOWN and source != "document":
+            raise field.fail("a value (null is for files with provenance.source document)")
+    sampling = fields["sampling"].or_none(lambda field: {key: value.value for key, value in field.each().items()})
+    return Identity(
+        model=fields["model"].or_none(_At.text),
+        model_revision=fields["model_revision"].or_none(_At.text),
+        draft=fields["draft"].or_none(_At.text),
+        draft_revision=fields["draft_revision"].or_none(_At.text),
+        workload_hash=fields["workload_hash"].or_none(_At.text),
+        sampling=sampling,
+        output_tokens=fields["output_tokens"].or_none(_At.whole),
+        concurrency=fields["concurrency"].or_none(_At.whole),
+        method_version=fields["method_version"].or_none(_At.whole),
+    )
+
+
+def _provenance(at: _At) -> Provenance:
+    fields = at.object(required=("source", "recorded_at", "git_commit", "command"), optional=("note",))
+    source: Source = "document" if fields["source"].one_of("program", "document") == "document" else "program"
+    return Provenance(
+        source=source,
+        recorded_at=fields["recorded_at"].or_none(_At.text),
+        git_commit=fields["git_commit"].or_none(_At.text),
+        command=fields["command"].or_none(_At.text),
+        note=fields["note"].or_none(_At.text) if "note" in fields else None,
+    )
+
+
+def _metric(name: str, at: _At) -> MetricBaseline:
+    if name not in METRICS:
+        near = difflib.get_close_matches(name, METRICS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise BaselineFileError(f"{at.path}: {at.key}: unknown metric{hint} There are: {', '.join(METRICS)}")
+    fields = at.object(
+        required=("direction", "unit", "gate", "tolerance", "launches"),
+        optional=("floor", "note", "mean", "sd_within", "sd_between"),
+    )
+    spec = METRICS[name]
+    direction: Direction = "higher" if fields["direction"].one_of(spec.direction) == "higher" else "lower"
+    return MetricBaseline(
+        direction=direction,
+        unit=fields["unit"].text(),
+        gate=fields["gate"].flag(),
+        tolerance=fields["tolerance"].number("a number of at least 0 and below 1", lambda value: 0 <= value < 1),
+        floor=fields["floor"].or_none(_positive) if "floor" in fields else None,
+        launches=_launches(fields["launches"]),
+        note=fields["note"].or_none(_At.text) if "note" in fields else None,
+    )
+
+
+def _positive(at: _At) -> float:
+    return at.number("a number above 0", lambda value: value > 0)
+
+
+def _launches(at: _At) -> RoundsByLaunch:
+    if not isinstance(at.value, list) or not all(isinstance(launch, list) and launch for launch in at.value):
+        raise at.fail("a list of launches, each a list of rounds that is not empty")
+    return tuple(
+        tuple(_positive(_At(at.path, value, f"{at.key}[{i}][{j}]")) for j, value in enumerate(launch))
+        for i, launch in enumerate(at.value)
+    )
+
+
+def to_document(baseline: Baseline) -> dict[str, Any]:
+    """Return the JSON object of a baseline."""
+    identity = {name: getattr(baseline.identity, name) for name in _IDENTITY}
+    if identity["sampling"] is not None:
+        identity["sampling"] = dict(identity["sampling"])
+    provenance = baseline.provenance
+    return {
+        jsonfile.VERSION_KEY: SCHEMA_VERSION,
+        "identity": identity,
+        "environment": dict(baseline.environment),
+        "provenance": {
+            "source": provenance.source,
+            "recorded_at": provenance.recorded_at,
+            "git_commit": provenance.git_commit,
+            "command": provenance.command,
+            **({} if provenance.note is None else {"note": provenance.note}),
+        },
+        "metrics": {name: _metric_document(metric) for name, metric in sorted(baseline.metrics.items())},
+    }
+
+
+def _metric_document(metric: MetricBaseline) -> dict[str, Any]:
+    noise = stats.variance_components(metric.launches)
+    optional = {
+        "floor": metric.floor,
+        "note": metric.note,
+        "mean": metric.mean,
+        "sd_within": noise.within,
+        "sd_between": noise.between,
+    }
+    return {
+        "direction": metric.direction,
+        "unit": metric.unit,
+        "gate": metric.gate,
+        "tolerance": metric.tolerance,
+        "launches": [list(launch) for launch in metric.launches],
+        **{key: value for key, value in optional.items() if value is not None},
+    }
+
+
+def write_baseline(path: Path, baseline: Baseline) -> None:
+    """Write a baseline file, atomically and the same way every time."""
+    jsonfile.write(path, to_document(baseline))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdentityCheck:
+    """How two identities compare: fields that differ (name, recorded, measured), and fields not known."""
+
+    differing: tuple[tuple[str, object, object], ...]
+    unknown: tuple[str, ...]
+
+
+def check_identity(recorded: Baseline, measured: Identity) -> IdentityCheck:
+    """Compare field by field; what is not known is listed, not compared.
+
+    In a file that the program wrote, no draft means that there was none; in a document it means not known.
+    """
+    differing, unknown = [], []
+    for name in _IDENTITY:
+        before, now = getattr(recorded.identity, name), getattr(measured, name)
+        if before == now:
+            continue
+        if name == "draft" and recorded.provenance.source == "program":
+            differing.append((name, before, now))
+        elif before is None or now is None:
+            unknown.append(name)
+        else:
+            differing.append((name, before, now))
+    return IdentityCheck(differing=tuple(differing), unknown=tuple(unknown))

@@ -1,0 +1,187 @@
+"""Where baselines lie: a directory a node, ``any/`` for what holds on every node, and aliases for long names."""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pytest_specdec.baseline import Baseline, Identity, MetricBaseline, Provenance, estimate, read_baseline
+from pytest_specdec.errors import BaselineFileError
+from pytest_specdec.metrics import METRICS
+from pytest_specdec.model import Direction, RoundsByLaunch
+
+ANY: Final = "any"
+NODES_FILE: Final = "nodes.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One metric's baseline and the file it stands in."""
+
+    metric: MetricBaseline
+    path: Path
+    baseline: Baseline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """What baselines say of one measurement: metric by metric, the node's directory first, then ``any/``."""
+
+    metrics: Mapping[str, Found]
+    #: Where the measurement's own file is, or would be written.
+    path: Path
+    files: tuple[Path, ...]
+
+    @property
+    def baselines(self) -> tuple[tuple[Path, Baseline], ...]:
+        """Every file that says something, each once."""
+        return tuple({found.path: (found.path, found.baseline) for found in self.metrics.values()}.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What an update does to one metric of one file; ``loosened`` when the new value is outside the old limit."""
+
+    path: Path
+    metric: str
+    unit: str
+    old: float | None
+    new: float
+    loosened: bool
+
+    def line(self) -> str:
+        """Return one line for the summary."""
+        if self.old is None:
+            return f"{self.path.name}: {self.metric} {self.new:.4g} {self.unit} (new)"
+        change = self.new / self.old - 1
+        mark = "  LOOSENED" if self.loosened else ""
+        return f"{self.path.name}: {self.metric} {self.old:.4g} -> {self.new:.4g} {self.unit} ({change:+.1%}){mark}"
+
+
+class BaselineStore:
+    """The baselines directory as seen from one node."""
+
+    def __init__(self, root: Path, node: str) -> None:
+        self.root = root
+        self.node = node
+
+    def directories(self) -> tuple[Path, ...]:
+        """Where to look, in order: the node's own directory, the one its alias names, ``any/``."""
+        names = [self.node, *self._aliases(), ANY]
+        return tuple(self.root / name for name in dict.fromkeys(names))
+
+    def _aliases(self) -> list[str]:
+        path = self.root / NODES_FILE
+        if not path.exists():
+            return []
+        if sys.version_info >= (3, 11):
+            import tomllib  # noqa: PLC0415  # not there before 3.11
+        else:
+            import tomli as tomllib  # noqa: PLC0415  # pytest brings it where the standard library does not
+        try:
+            document = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise BaselineFileError(f"{path}: can't be read: {error}; correct it") from None
+        aliases = document.get("aliases", {})
+        if not isinstance(aliases, dict) or not all(isinstance(name, str) for name in aliases.values()):
+            raise BaselineFileError(f"{path}: aliases: expected a table of node patterns and directory names")
+        return [name for pattern, name in aliases.items() if fnmatch.fnmatchcase(self.node, pattern)]
+
+    def lookup(self, key: str) -> Lookup:
+        """Find what there is for a measurement; raises :class:`BaselineFileError` for a file that is broken."""
+        metrics: dict[str, Found] = {}
+        files = []
+        for directory in self.directories():
+            path = directory / f"{key}.json"
+            if not path.exists():
+                continue
+            baseline = read_baseline(path)
+            files.append(path)
+            for name, metric in baseline.metrics.items():
+                metrics.setdefault(name, Found(metric=metric, path=path, baseline=baseline))
+        own = next((path for path in files if path.parent.name != ANY), self.root / self.node / f"{key}.json")
+        return Lookup(metrics=metrics, path=own, files=tuple(files))
+
+    def nearest_nodes(self, key: str) -> tuple[str, ...]:
+        """Nodes that have a baseline of this measurement."""
+        return tuple(sorted(path.parent.name for path in self.root.glob(f"*/{key}.json")))
+
+    def unused(self, used: Iterable[Path]) -> tuple[Path, ...]:
+        """Files of this node's directories that no measurement looked at."""
+        used = set(used)
+        there = [path for directory in self.directories() for path in directory.glob("*.json")]
+        return tuple(sorted(path for path in there if path not in used))
+
+
+def default_gate(metric: str, *, concurrency: int, node: str) -> bool:
+    """Whether a metric gates before anybody said so: on a CPU node throughput is advisory, acceptance is not."""
+    if node.startswith("cpu-") and METRICS[metric].unit in ("tok/s", "ms", "step/s"):
+        return False
+    return METRICS[metric].gates(concurrency)
+
+
+def updated(
+    lookup: Lookup,
+    measured: Mapping[str, RoundsByLaunch],
+    *,
+    identity: Identity,
+    environment: Mapping[str, object],
+    provenance: Provenance,
+    node: str,
+) -> tuple[dict[Path, Baseline], tuple[Change, ...]]:
+    """Return the files to write with these rounds in them, and what that changes.
+
+    A metric is updated in the file where its baseline stands, else in the measurement's own file. Direction,
+    gate, tolerance, floor and note of an old entry stay: people set them.
+    """
+    by_path: dict[Path, dict[str, MetricBaseline]] = {}
+    old_files = dict(lookup.baselines)
+    changes = []
+    for name, launches in sorted(measured.items()):
+        new = estimate(launches)
+        if name not in METRICS or new is None:
+            continue
+        found = lookup.metrics.get(name)
+        path = lookup.path if found is None else found.path
+        old = None if found is None else found.metric
+        by_path.setdefault(path, {})[name] = MetricBaseline(
+            direction=METRICS[name].direction,
+            unit=METRICS[name].unit,
+            gate=default_gate(name, concurrency=identity.concurrency or 1, node=node) if old is None else old.gate,
+            tolerance=METRICS[name].default_tolerance if old is None else old.tolerance,
+            floor=None if old is None else old.floor,
+            note=None if old is None else old.note,
+            launches=launches,
+        )
+        changes.append(
+            Change(
+                path=path,
+                metric=name,
+                unit=METRICS[name].unit,
+                old=None if old is None else old.mean,
+                new=new,
+                loosened=old is not None and old.gate and outside(new, old.allowed(), old.direction),
+            )
+        )
+    files = {}
+    for path, metrics in by_path.items():
+        kept = dict(old_files[path].metrics) if path in old_files else {}
+        files[path] = Baseline(
+            identity=identity, environment=environment, provenance=provenance, metrics={**kept, **metrics}
+        )
+    return files, tuple(changes)
+
+
+def outside(value: float, allowed: tuple[float | None, float | None], direction: Direction) -> bool:
+    """Whether a value is worse than what is allowed."""
+    low, high = allowed
+    bound = low if direction == "higher" else high
+    if bound is None:
+        return False
+    # A value that was recorded and read back is rounded to six digits; that is no loss.
+    slack = abs(bound) * 1e-6
+    return value < bound - slack if direction == "higher" else value > bound + slack

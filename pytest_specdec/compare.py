@@ -1,0 +1,271 @@
+"""From measured values and baselines to a verdict, and the text that explains it. Pure: nothing is read or run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from pytest_specdec.baseline import Identity, MetricBaseline, check_identity, estimate
+from pytest_specdec.baseline_store import Lookup, default_gate, outside
+from pytest_specdec.metrics import METRICS
+from pytest_specdec.model import Comparison, MetricVerdict, RoundsByLaunch, Verdict, Violation
+
+#: Environment entries that say nothing about speed, or change with every launch.
+_NOT_SHOWN: Final = frozenset({"port", "random_seed", "nccl_port", "log_file", "dist_init_addr"})
+
+
+def judge(
+    measured: Mapping[str, RoundsByLaunch],
+    lookup: Lookup,
+    *,
+    violations: Sequence[Violation],
+    identity: Identity,
+    environment: Mapping[str, object],
+    node: str,
+    drafting: bool,
+    notes: Sequence[str] = (),
+) -> Comparison:
+    """Judge one measurement. ``measured`` has, for each metric, every round grouped by launch.
+
+    The verdict is the first of these that applies: ``invalid`` (a validity rule, another identity, a gated
+    metric without a usable value), ``regression`` (a gated metric beyond its tolerance, or any floor broken),
+    ``no-baseline`` (a gated metric found in no file), ``improvement``, ``pass``.
+    """
+    broken = list(violations)
+    said = list(notes)
+    for path, recorded in lookup.baselines:
+        check = check_identity(recorded, identity)
+        for name, before, now in check.differing:
+            broken.append(
+                Violation(
+                    rule="identity",
+                    reason=f"{name} is {_short(now)}, and {path} was recorded with {_short(before)}: values of "
+                    "different measurements can't be compared",
+                )
+            )
+        if check.unknown:
+            said.append(f"not known, so not compared with {path.name}: {', '.join(check.unknown)}")
+    concurrency = identity.concurrency or 1
+    rows = [
+        _judge_metric(name, measured.get(name), lookup, gate=_gates(name, lookup, concurrency, node, drafting))
+        for name in METRICS
+        if name in measured or name in lookup.metrics or _gates(name, lookup, concurrency, node, drafting)
+    ]
+    broken += [Violation(rule="metric-missing", reason=row.reason) for row in rows if row.verdict is Verdict.INVALID]
+    if not any(row.gated for row in rows):
+        said.append("no metric gates here: throughput on a CPU node is advisory, and the server does not draft")
+    return Comparison(
+        verdict=_overall(rows, broken),
+        metrics=tuple(rows),
+        violations=tuple(broken),
+        baseline_path=", ".join(str(path) for path in lookup.files) or None,
+        split=_split(rows),
+        environment_changes=environment_changes(
+            [recorded.environment for _, recorded in lookup.baselines if recorded.provenance.source == "program"],
+            environment,
+        ),
+        notes=tuple(said),
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:16]}...{text[-4:]}"
+
+
+def _gates(name: str, lookup: Lookup, concurrency: int, node: str, drafting: bool) -> bool:
+    if not drafting and name in ("accept_length", "accept_length_sglang", "verify_rate"):
+        return False
+    found = lookup.metrics.get(name)
+    if found is not None:
+        return found.metric.gate
+    return default_gate(name, concurrency=concurrency, node=node)
+
+
+def _judge_metric(name: str, launches: RoundsByLaunch | None, lookup: Lookup, *, gate: bool) -> MetricVerdict:
+    spec = METRICS[name]
+    found = lookup.metrics.get(name)
+    value = None if launches is None else estimate(launches)
+    old = None if found is None else found.metric
+    mean = None if old is None else old.mean
+    low, high = (None, None) if old is None else old.allowed()
+    verdict, reason = _decide(name, value, old, gate=gate)
+    return MetricVerdict(
+        metric=name,
+        unit=spec.unit,
+        direction=spec.direction,
+        gated=gate,
+        value=value,
+        baseline=mean,
+        change=None if value is None or mean is None else value / mean - 1,
+        allowed_low=low,
+        allowed_high=high,
+        floor=None if old is None else old.floor,
+        verdict=verdict,
+        reason=reason,
+        source=None if found is None else str(found.path),
+    )
+
+
+def _decide(name: str, value: float | None, old: MetricBaseline | None, *, gate: bool) -> tuple[Verdict | None, str]:
+    """Apply the rule to one metric: floor first, then the tolerance. The one place to replace."""
+    if value is None:
+        if gate or (old is not None and old.floor is not None):
+            return Verdict.INVALID, f"{name} has no usable value: it is missing, zero or not a number"
+        return None, "not measured"
+    if old is None:
+        return (Verdict.NO_BASELINE, "no baseline") if gate else (None, "no baseline, advisory")
+    if old.floor is not None and _breaks(value, old.floor, old.direction):
+        side = "below its floor" if old.direction == "higher" else "above its ceiling"
+        return Verdict.REGRESSION, f"{name} {value:.4g} {old.unit} is {side} {old.floor:g}"
+    mean = old.mean
+    if mean is None:
+        return (Verdict.PASS, "held to its floor only") if old.floor is not None else (None, "no samples")
+    if outside(value, old.allowed(), old.direction):
+        return Verdict.REGRESSION, f"worse than the baseline by more than {old.tolerance:.1%}"
+    loss = math.log(mean / value) if old.direction == "higher" else math.log(value / mean)
+    if -loss > -math.log(1 - old.tolerance):
+        return Verdict.IMPROVEMENT, f"better than the baseline by more than {old.tolerance:.1%}"
+    return Verdict.PASS, "within the tolerance"
+
+
+def _breaks(value: float, floor: float, direction: str) -> bool:
+    return value < floor if direction == "higher" else value > floor
+
+
+def _overall(rows: Sequence[MetricVerdict], broken: Sequence[Violation]) -> Verdict:
+    if broken:
+        return Verdict.INVALID
+    if any(row.verdict is Verdict.REGRESSION and (row.gated or breaks_floor(row)) for row in rows):
+        return Verdict.REGRESSION
+    gated = [row.verdict for row in rows if row.gated]
+    if Verdict.NO_BASELINE in gated:
+        return Verdict.NO_BASELINE
+    return Verdict.IMPROVEMENT if Verdict.IMPROVEMENT in gated else Verdict.PASS
+
+
+def breaks_floor(row: MetricVerdict) -> bool:
+    """Whether a metric is beyond the hard limit that a person set."""
+    if row.floor is None or row.value is None or row.direction is None:
+        return False
+    return _breaks(row.value, row.floor, row.direction)
+
+
+def _split(rows: Iterable[MetricVerdict]) -> tuple[float, float] | None:
+    changes = {row.metric: row.change for row in rows}
+    accept, rate = changes.get("accept_length"), changes.get("verify_rate")
+    return None if accept is None or rate is None else (accept, rate)
+
+
+def environment_changes(recorded: Sequence[Mapping[str, object]], now: Mapping[str, object]) -> tuple[str, ...]:
+    """Return a readable line for each difference from the first recorded environment, sorted."""
+    if not recorded:
+        return ()
+    before = recorded[0]
+    lines = []
+    for key in sorted({*before, *now}):
+        if key.rpartition(".")[2] in _NOT_SHOWN or before.get(key) == now.get(key):
+            continue
+        lines.append(f"{key}: {_side(before, key)} -> {_side(now, key)}")
+    return tuple(lines)
+
+
+def _side(environment: Mapping[str, object], key: str) -> str:
+    return _short(environment[key]) if key in environment else "(not set)"
+
+
+def explain_split(comparison: Comparison) -> str | None:
+    """Say which half of decode throughput moved, in one sentence; None when that isn't known."""
+    if comparison.split is None:
+        return None
+    accept, rate = comparison.split
+    both = (1 + accept) * (1 + rate) - 1
+    blame = _blame(accept, rate)
+    return f"decode tok/s {both:+.1%} = accept length {accept:+.1%} x verify rate {rate:+.1%}: {blame}"
+
+
+def _blame(accept: float, rate: float) -> str:
+    drafter, engine = (
+        accept < -METRICS["accept_length"].default_tolerance,
+        rate < -METRICS["verify_rate"].default_tolerance,
+    )
+    if drafter and engine:
+        return "the drafter and the engine both got worse"
+    if drafter:
+        return "the drafter got worse (fewer draft tokens are right), not the engine"
+    if engine:
+        return "the engine or the machine got slower, not the drafter"
+    return "neither half moved beyond its tolerance"
+
+
+def failure_text(
+    comparison: Comparison, *, key: str, wanted_path: str, nearest_nodes: Sequence[str], record_command: str
+) -> str:
+    """Return what a failed test shows: verdict, table, reasons, and what to do next."""
+    lines = [f"{str(comparison.verdict).upper()}: {key}", ""]
+    lines += [f"  {violation.rule}: {violation.reason}" for violation in comparison.violations]
+    if comparison.violations:
+        lines.append("")
+    lines += [f"  {line}" for line in _table(comparison.metrics)]
+    lines.append("")
+    for row in comparison.metrics:
+        if breaks_floor(row):
+            lines.append(f"  {row.reason} {row.unit} (set by a person in {row.source})")
+    split = explain_split(comparison)
+    if split is not None:
+        lines.append(f"  {split}")
+    if comparison.environment_changes:
+        lines.append("  the environment differs from the baseline's:")
+        lines += [f"    {change}" for change in comparison.environment_changes]
+    lines += [f"  {note}" for note in comparison.notes]
+    if comparison.verdict is Verdict.NO_BASELINE:
+        lines.append(f"  there is no baseline: {wanted_path}")
+        others = ", ".join(nearest_nodes)
+        lines.append(f"  other nodes have one: {others}" if others else "  no node has one")
+        lines.append("  record it with:")
+        lines.append(f"    {record_command}")
+    elif comparison.baseline_path is not None:
+        lines.append(f"  baseline: {comparison.baseline_path}")
+    return "\n".join(lines)
+
+
+def _table(rows: Sequence[MetricVerdict]) -> list[str]:
+    table = [["metric", "value", "baseline", "allowed", "change", "verdict"]]
+    for row in rows:
+        verdict = "" if row.verdict is None else str(row.verdict)
+        table.append(
+            [
+                f"{row.metric} {row.unit}",
+                _number(row.value),
+                _number(row.baseline),
+                _allowed(row),
+                "-" if row.change is None else f"{row.change * 100:+.1f} %",
+                verdict if row.gated or not verdict or breaks_floor(row) else f"{verdict} (advisory)",
+            ]
+        )
+    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i in (0, len(widths) - 1) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in table
+    ]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def _allowed(row: MetricVerdict) -> str:
+    parts = []
+    if row.allowed_low is not None:
+        parts.append(f">= {_number(row.allowed_low)}")
+    if row.allowed_high is not None:
+        parts.append(f"<= {_number(row.allowed_high)}")
+    if row.floor is not None:
+        parts.append(f"floor {row.floor:g}")
+    return ", ".join(parts) or "-"
