@@ -49,8 +49,7 @@ def test_random_quoted_words_are_split_as_shlex_does() -> None:
     alphabet = "ab1 '\"\\$`|&;<>(){}#~*?!=\n\t-éß"
     for _ in range(500):
         words = [
-            "".join(source.choice(alphabet) for _ in range(source.randrange(8)))
-            for _ in range(source.randrange(5))
+            "".join(source.choice(alphabet) for _ in range(source.randrange(8))) for _ in range(source.randrange(5))
         ]
         line = shlex.join(words)
 
@@ -135,9 +134,7 @@ def test_a_long_line_is_shown_around_the_position() -> None:
 
 
 def test_secrets_are_hidden_in_the_shown_line() -> None:
-    message = refusal(
-        "HF_TOKEN='s3 cret' python -m sglang.launch_server --api-key hush --model-path m | tee x"
-    )
+    message = refusal("HF_TOKEN='s3 cret' python -m sglang.launch_server --api-key hush --model-path m | tee x")
 
     shown, caret = message.split("\n")[1:3]
     assert "s3" not in message
@@ -197,9 +194,7 @@ def test_each_way_to_start_sglang_is_understood(
         ("A=1", 3, "this line starts no SGLang server"),
     ],
 )
-def test_another_command_is_refused_with_the_two_forms_understood(
-    line: str, offset: int, problem: str
-) -> None:
+def test_another_command_is_refused_with_the_two_forms_understood(line: str, offset: int, problem: str) -> None:
     message = refusal(line)
 
     assert message.startswith(problem)
@@ -215,9 +210,7 @@ def test_another_command_is_refused_with_the_two_forms_understood(
         ("cd /a && cd b && python -m sglang.launch_server", 14, "`&&` joins a second command"),
     ],
 )
-def test_a_directory_or_variable_that_a_shell_would_expand_is_refused(
-    line: str, offset: int, problem: str
-) -> None:
+def test_a_directory_or_variable_that_a_shell_would_expand_is_refused(line: str, offset: int, problem: str) -> None:
     message = refusal(line)
 
     assert message.startswith(problem)

@@ -58,9 +58,7 @@ def test_the_first_contracts_line_is_read() -> None:
 
 
 def test_a_line_and_the_constructor_give_the_same_object() -> None:
-    line = (
-        "NCCL_ALGO=Tree numactl -N 0 /opt/venv/bin/python -m sglang.launch_server --model m --tp=8 --x 'a b'"
-    )
+    line = "NCCL_ALGO=Tree numactl -N 0 /opt/venv/bin/python -m sglang.launch_server --model m --tp=8 --x 'a b'"
 
     written = ServerSpec(
         "s",
@@ -205,9 +203,7 @@ def test_a_variant_may_change_everything_else() -> None:
         "s", "m", env={"A": "1", "B": "2"}, launcher="nice -n 5", entry="python -u -m sglang.launch_server"
     )
 
-    spec = control.but(
-        "t", "C=3 A=9 --model other", env={"B": None, "D": "4"}, python="/v/bin/python", cwd="/srv"
-    )
+    spec = control.but("t", "C=3 A=9 --model other", env={"B": None, "D": "4"}, python="/v/bin/python", cwd="/srv")
 
     assert spec.model == "other"
     assert dict(spec.env) == {"A": "9", "C": "3", "D": "4"}
@@ -502,13 +498,11 @@ def test_any_spec_can_be_pasted_back() -> None:
 
 
 def test_a_shell_reads_the_command_as_the_words_of_the_launch() -> None:
-    spec = ServerSpec(
-        "s", "my model", args=["--j", '{"a": "$x `y` \'z\'"}', "--e", ""], launcher="printf '%s\\0'"
-    )
+    spec = ServerSpec("s", "my model", args=["--j", '{"a": "$x `y` \'z\'"}', "--e", ""], launcher="printf '%s\\0'")
 
-    printed = subprocess.run(
-        ["sh", "-c", spec.command], check=True, capture_output=True, text=True
-    ).stdout.split("\0")[:-1]
+    printed = subprocess.run(["sh", "-c", spec.command], check=True, capture_output=True, text=True).stdout.split("\0")[
+        :-1
+    ]
 
     assert tuple(printed) == spec.argv()[2:]
 

@@ -1,0 +1,197 @@
+"""From what a test says (marker, parameters, fixtures) to what it asks for, free of pytest objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from pytest_specdec import settings as s
+from pytest_specdec import validity
+from pytest_specdec.errors import UserInputError
+from pytest_specdec.model import Measurement, Sampling, Workload
+from pytest_specdec.plan import PlannedTest
+from pytest_specdec.spec import ServerSpec
+from pytest_specdec.workloads import load_workload
+
+#: Fixtures that make a test one of ours.
+OUR_FIXTURES: Final = frozenset({"sglang_server", "specdec_benchmark", "gpu_host"})
+#: What the marker takes; the first three are read from parameters of the same name as well.
+MARKER_FIELDS: Final = ("workload", "concurrency", "output_tokens", "sampling", "rounds", "warmup", "waive")
+_PARAMETERS: Final = ("workload", "concurrency", "output_tokens")
+
+_EXAMPLE: Final = (
+    '@pytest.mark.specdec(workload="chat")\n@pytest.mark.parametrize("sglang_server", [SPEC], indirect=True)'
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """What one test says. ``markers`` are the keyword arguments of its specdec markers, closest first."""
+
+    nodeid: str
+    path: Path
+    markers: tuple[Mapping[str, Any], ...]
+    params: Mapping[str, Any]
+    fixtures: frozenset[str]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the plug-in may skip, order or count this test."""
+        return bool(self.markers) or bool(self.fixtures & OUR_FIXTURES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skip:
+    """A test that this run does not take, and why."""
+
+    reason: str
+
+
+def resolve(declaration: Declaration, settings: s.Settings) -> PlannedTest | Skip | None:
+    """Turn a declaration into a planned test, or say why it is skipped; None for a test that needs no server.
+
+    Raises :class:`UserInputError` naming the test, the marker field or parameter, and what would do.
+    """
+    said = _Said(declaration)
+    spec = declaration.params.get("sglang_server")
+    if spec is None:
+        if declaration.fixtures & {"sglang_server", "specdec_benchmark"}:
+            raise UserInputError(f"{declaration.nodeid}: no server spec; parametrize the fixture with one:\n{_EXAMPLE}")
+        if "gpu_host" in declaration.fixtures and settings.gpu_hosts is None:
+            return Skip(reason=_NEEDS_GPU_HOST)
+        return None
+    if not isinstance(spec, ServerSpec):
+        raise UserInputError(
+            f"{declaration.nodeid}: sglang_server takes a ServerSpec, got {type(spec).__name__} {spec!r}"
+            + ("" if "sglang_server" in declaration.params else "; is indirect=True missing?")
+        )
+    measurement_fields = said.measurement_fields() if "specdec_benchmark" in declaration.fixtures else None
+    rounds, warmup = said.whole("rounds", 1, settings.rounds), said.whole("warmup", 0, settings.warmup)
+    waived = said.waived()
+    if "gpu_host" in declaration.fixtures and settings.gpu_hosts is None:
+        return Skip(reason=_NEEDS_GPU_HOST)
+    placed = _place(spec, settings)
+    if isinstance(placed, Skip):
+        return placed
+    measurement = None if measurement_fields is None else Measurement(spec=placed, **measurement_fields)
+    return PlannedTest(
+        nodeid=declaration.nodeid,
+        spec=placed,
+        measurement=measurement,
+        rounds=rounds,
+        warmup=warmup,
+        waived=waived,
+    )
+
+
+_NEEDS_GPU_HOST: Final = "needs a GPU host: give --gpu-host for this machine, or --gpu-host=[user@]host for another one"
+
+
+def _place(spec: ServerSpec, settings: s.Settings) -> ServerSpec | Skip:
+    """Choose the form of the spec that the run's device can serve."""
+    if settings.device == "cuda":
+        if spec.runs_on_cpu:
+            return Skip(reason=f"{spec.name} is made for the CPU engine: give --specdec-device=cpu")
+        if settings.gpu_hosts is None:
+            return Skip(reason=_NEEDS_GPU_HOST)
+        return spec
+    if spec.runs_on_cpu:
+        return spec
+    standin = spec.standin()
+    if standin is not None:
+        return standin
+    if settings.gpu_hosts is None:
+        return Skip(reason=_NEEDS_GPU_HOST)
+    return Skip(reason=f"{spec.name} needs CUDA and names no cpu_standin=, and --specdec-device is cpu")
+
+
+class _Said:
+    """The fields of a declaration, each with where it was said."""
+
+    def __init__(self, declaration: Declaration) -> None:
+        self._declaration = declaration
+        self._fields: dict[str, tuple[Any, str]] = {}
+        for marker in reversed(declaration.markers):
+            for name, value in marker.items():
+                if name not in MARKER_FIELDS:
+                    raise UserInputError(self._unknown(name))
+                self._fields[name] = (value, f"marker specdec({name}=...)")
+        for name in _PARAMETERS:
+            if name in declaration.params:
+                self._fields[name] = (declaration.params[name], f"parameter {name!r}")
+
+    def _unknown(self, name: str) -> str:
+        near = difflib.get_close_matches(name, MARKER_FIELDS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        fields = ", ".join(MARKER_FIELDS)
+        return f"{self._declaration.nodeid}: the specdec marker has no field {name!r}: {hint}it takes {fields}"
+
+    def measurement_fields(self) -> dict[str, Any]:
+        """The fields of the measurement, apart from its spec."""
+        return {
+            "workload": self._workload(),
+            "concurrency": self.whole("concurrency", 1, 1),
+            "output_tokens": self.whole("output_tokens", 2, 512),
+            "sampling": self._sampling(),
+        }
+
+    def whole(self, name: str, least: int, default: int) -> int:
+        """A whole number of at least ``least``."""
+        if name not in self._fields:
+            return default
+        value, where = self._fields[name]
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self._refuse(where, f"a whole number of at least {least}", value)
+        return value
+
+    def waived(self) -> frozenset[str]:
+        """The names of the validity rules that the test waives."""
+        if "waive" not in self._fields:
+            return frozenset()
+        value, where = self._fields["waive"]
+        names = [value] if isinstance(value, str) else list(value)
+        for name in names:
+            if name not in validity.RULES:
+                raise self._refuse(where, "names of validity rules (" + ", ".join(validity.RULES) + ")", name)
+        return frozenset(names)
+
+    def _workload(self) -> Workload:
+        if "workload" not in self._fields:
+            raise UserInputError(
+                f"{self._declaration.nodeid}: no workload is declared; say which prompts are sent: "
+                '@pytest.mark.specdec(workload="chat")'
+            )
+        value, where = self._fields["workload"]
+        if isinstance(value, Workload):
+            return value
+        if not isinstance(value, (str, Path)):
+            raise self._refuse(where, "the name of a workload or the path of a .jsonl file", value)
+        name = str(value)
+        if name.endswith(".jsonl"):
+            name = str(self._declaration.path.parent / name)
+        try:
+            return _load_workload_once(name)
+        except UserInputError as error:
+            raise UserInputError(f"{self._declaration.nodeid}: {where}: {error}") from None
+
+    def _sampling(self) -> Sampling:
+        if "sampling" not in self._fields:
+            return Sampling()
+        value, where = self._fields["sampling"]
+        if isinstance(value, Sampling):
+            return value
+        known = {field.name for field in dataclasses.fields(Sampling)}
+        if not isinstance(value, Mapping) or not set(value) <= known:
+            raise self._refuse(where, "Sampling(...) or a dict of " + ", ".join(sorted(known)), value)
+        return Sampling(**value)
+
+    def _refuse(self, where: str, wanted: str, given: object) -> UserInputError:
+        return UserInputError(f"{self._declaration.nodeid}: {where}: expected {wanted}, got {given!r}")
+
+
+_load_workload_once: Callable[[str], Workload] = lru_cache(maxsize=64)(load_workload)

@@ -1,0 +1,217 @@
+"""Judging for a session: which baseline a measurement answers to, its verdict, and what is written afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pytest_specdec import compare, engine_env, metrics, results, validity
+from pytest_specdec.baseline import Baseline, Identity, Provenance, write_baseline
+from pytest_specdec.baseline_store import ANY, BaselineStore, Change, Lookup, updated
+from pytest_specdec.model import Comparison, LaunchRounds, Measurement, RoundsByLaunch, Verdict, Violation
+from pytest_specdec.results import BenchmarkResult
+from pytest_specdec.serving import SIMULATED_ACCEPTANCE, Serving
+from pytest_specdec.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Update:
+    """What one measurement would write, when its tests pass."""
+
+    files: Mapping[Path, Baseline]
+    changes: tuple[Change, ...]
+
+
+class Judging:
+    """Judges measurements against the committed baselines, and updates these when asked."""
+
+    def __init__(self, settings: Settings, serving: Serving, *, command: str) -> None:
+        self._settings = settings
+        self._serving = serving
+        self._command = command
+        self._updates: dict[str, _Update] = {}
+        self._written: list[Change] = []
+
+    @cached_property
+    def store(self) -> BaselineStore:
+        """The baselines as seen from this node."""
+        return BaselineStore(self._settings.baselines_dir, self._serving.node.slug)
+
+    def launches_for(self, measurement: Measurement) -> int:
+        """How many launches a measurement is spread over, in the plan."""
+        return self._settings.launches_for(recording=self._records(measurement))
+
+    def _records(self, measurement: Measurement) -> bool:
+        if self._settings.update != "new":
+            return self._settings.update == "all"
+        # On a GPU node its name is asked of the driver; collecting alone must not do that, so it plans for the most.
+        if self._settings.device == "cuda" and self._settings.node is None:
+            return True
+        return not self.store.lookup(measurement.key).files
+
+    def judge(
+        self, measurement: Measurement, launches: Sequence[LaunchRounds], *, waived: frozenset[str]
+    ) -> BenchmarkResult:
+        """Judge one measurement; with an update asked for, a good one passes and is kept for writing."""
+        values = results.rounds_by_launch(launches, measurement.concurrency)
+        lookup = self.store.lookup(measurement.key)
+        found = _violations(measurement, launches)
+        applied = [violation for violation in found if violation.rule not in waived]
+        notes = [f"waived {violation.rule}: {violation.reason}" for violation in found if violation.rule in waived]
+        identity = _identity(measurement)
+        environment = _environment(launches)
+        comparison = compare.judge(
+            values,
+            lookup,
+            violations=applied,
+            identity=identity,
+            environment=environment,
+            node=self._serving.node.slug,
+            drafting=launches[-1].launch.drafting,
+            notes=notes,
+        )
+        simulated = any(violation.rule == "simulated-acceptance" for violation in found)
+        if self._settings.update is not None:
+            comparison = self._considered(
+                measurement, values, lookup, comparison, identity, environment, simulated=simulated
+            )
+        return BenchmarkResult(
+            measurement=measurement,
+            node=self._serving.node.slug,
+            launches=tuple(launches),
+            metrics={name: results.summarise(name, rows) for name, rows in values.items() if any(rows)},
+            accept_histogram=metrics.accept_histogram(tuple(done for launch in launches for done in launch.rounds)),
+            comparison=comparison,
+        )
+
+    def _considered(
+        self,
+        measurement: Measurement,
+        values: Mapping[str, RoundsByLaunch],
+        lookup: Lookup,
+        comparison: Comparison,
+        identity: Identity,
+        environment: Mapping[str, object],
+        *,
+        simulated: bool,
+    ) -> Comparison:
+        """Decide what an update makes of a judged measurement."""
+        if comparison.violations or any(compare.breaks_floor(row) for row in comparison.metrics):
+            return comparison
+        if simulated:
+            return _noted(comparison, "not recorded: simulated acceptance never becomes a baseline")
+        if self._settings.update == "new" and any(path.parent.name != ANY for path in lookup.files):
+            return comparison
+        provenance = Provenance(
+            source="program",
+            recorded_at=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+            git_commit=self._serving.git_commit,
+            command=self._command,
+        )
+        files, changes = updated(
+            lookup,
+            values,
+            identity=identity,
+            environment=environment,
+            provenance=provenance,
+            node=self._serving.node.slug,
+        )
+        loosened = [change for change in changes if change.loosened]
+        if loosened and not self._settings.allow_loosening:
+            refused = "; ".join(change.line() for change in loosened)
+            return _noted(
+                comparison,
+                f"not recorded, it would loosen a limit: {refused}; give --specdec-allow-loosening to write it",
+            )
+        self._updates[measurement.key] = _Update(files=files, changes=changes)
+        recorded = dataclasses.replace(comparison, verdict=Verdict.PASS)
+        return _noted(recorded, f"recorded for {', '.join(str(path) for path in files)}")
+
+    def write_updates(self, *, excluded: set[str]) -> None:
+        """Write the baselines of measurements whose tests passed."""
+        for key, update in sorted(self._updates.items()):
+            if key in excluded:
+                continue
+            for path, recorded in update.files.items():
+                write_baseline(path, recorded)
+            self._written += update.changes
+        self._updates.clear()
+
+    def changes(self) -> list[str]:
+        """Return a line for each metric that was written."""
+        return [change.line() for change in self._written]
+
+    def failure_text(self, result: BenchmarkResult, *, nodeid: str) -> str:
+        """Return what a failed test shows."""
+        key = result.measurement.key
+        return compare.failure_text(
+            result.comparison,
+            key=key,
+            wanted_path=str(self.store.lookup(key).path),
+            nearest_nodes=self.store.nearest_nodes(key),
+            record_command=self._record_command(nodeid),
+        )
+
+    def _record_command(self, nodeid: str) -> str:
+        words = ["pytest", "--update-baselines=new"]
+        if self._settings.device == "cpu":
+            words.append("--specdec-device=cpu")
+        words += [f"--gpu-host={host}" if host else "--gpu-host" for host in self._settings.gpu_hosts or ()]
+        if self._settings.node is not None:
+            words.append(f"--specdec-node={self._settings.node}")
+        return shlex.join([*words, nodeid])
+
+
+def _noted(comparison: Comparison, note: str) -> Comparison:
+    return dataclasses.replace(comparison, notes=(*comparison.notes, note))
+
+
+def _violations(measurement: Measurement, launches: Sequence[LaunchRounds]) -> list[Violation]:
+    """Return what each launch breaks, each rule once."""
+    found: dict[str, Violation] = {}
+    for launch in launches:
+        facts = launch.launch.facts
+        simulated = [f"{name}={facts[f'env.{name}']}" for name in SIMULATED_ACCEPTANCE if f"env.{name}" in facts]
+        run = validity.Run(
+            measurement=measurement,
+            rounds=launch.rounds,
+            drafting=launch.launch.drafting,
+            simulated_acceptance=simulated[0] if simulated else None,
+        )
+        for violation in validity.violations(run):
+            found.setdefault(violation.rule, violation)
+    return list(found.values())
+
+
+def _identity(measurement: Measurement) -> Identity:
+    spec = measurement.spec
+    # A tiny model is a file made by a script: its content key is its revision.
+    revision = spec.get("--revision")
+    return Identity(
+        model=spec.model,
+        model_revision=engine_env.tiny_models_key() if spec.model in spec.tiny_models else (revision or (None,))[0],
+        draft=spec.draft_model,
+        draft_revision=(spec.get("--speculative-draft-model-revision") or (None,))[0],
+        workload_hash=measurement.workload.content_hash,
+        sampling=measurement.sampling.identity(),
+        output_tokens=measurement.output_tokens,
+        concurrency=measurement.concurrency,
+    )
+
+
+def _environment(launches: Sequence[LaunchRounds]) -> dict[str, Any]:
+    """Return the environment of the last launch, flat: facts, and effective arguments as ``args.<name>``."""
+    launch = launches[-1].launch
+    return {
+        "sglang_version": launch.sglang_version,
+        "spec_hash": launch.spec_hash,
+        "command": launch.command,
+        **{key: value for key, value in launch.facts.items() if value is not None},
+        **{f"args.{key}": value for key, value in launch.server_args.items()},
+    }

@@ -1,0 +1,306 @@
+"""The pytest entry point: hooks and fixtures, each a few lines; everything they do lives in lower layers.
+
+Importing this module reads no file, starts no process and loads neither torch nor an HTTP library: the session
+with all that hangs on it is imported when the first test of ours is collected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from pytest_specdec import options
+
+if TYPE_CHECKING:
+    from pytest_specdec.plan import PlannedTest  # noqa: F401  # named in a stash key
+    from pytest_specdec.session import Benchmark, GpuHost, SglangServer, SpecdecSession
+
+_SESSION: Final = pytest.StashKey["SpecdecSession"]()
+_PLANNED: Final = pytest.StashKey["PlannedTest"]()
+_OURS: Final = pytest.StashKey[bool]()
+
+_OUR_FIXTURES: Final = frozenset({"sglang_server", "specdec_benchmark", "gpu_host"})
+_WORKER_OUTPUT: Final = "specdec_document"
+#: Status words of failed reports that are not ordinary failures, with their letters.
+_LETTERS: Final = {
+    "regression": "R",
+    "invalid": "I",
+    "no-baseline": "N",
+    "inconclusive": "?",
+    "infrastructure": "X",
+}
+
+
+class Tally:
+    """What the reports of this session add up to, for the exit code."""
+
+    def __init__(self) -> None:
+        self.failed: set[str] = set()
+        self.ran = False
+        self.selected = False
+        self.measured = False
+
+    def add(self, report: pytest.TestReport) -> None:
+        """Count one report."""
+        said = dict(report.user_properties)
+        if "specdec_ours" not in said:
+            if report.failed:
+                self.failed.add("failed")
+            return
+        self.selected = True
+        if report.when == "call" or report.failed:
+            self.ran = True
+        self.measured = self.measured or "specdec_measurement" in said
+        if report.failed:
+            self.failed.add(str(said.get("specdec_status", "failed")))
+
+    def exit_code(self, *, asked_to_measure: bool) -> int | None:
+        """The exit code that the outcomes call for; None leaves pytest's own."""
+        if self.failed & {"failed", "regression"}:
+            return 1
+        if "infrastructure" in self.failed:
+            return 12
+        if self.failed & {"invalid", "no-baseline"}:
+            return 11
+        if "inconclusive" in self.failed:
+            return 10
+        if self.selected and not self.measured and (self.ran or asked_to_measure):
+            return 13
+        return None
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Declare our hooks."""
+    from pytest_specdec import hookspecs  # noqa: PLC0415  # not needed to import the plug-in
+
+    pluginmanager.add_hookspecs(hookspecs)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare our options."""
+    options.add_options(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
+    """Make bare options explicit before pytest takes the next word for their value."""
+    options.normalise_argv(args, invocation_dir=early_config.invocation_params.dir)
+    early_config.known_args_namespace = parser.parse_known_args(args)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker."""
+    config.addinivalue_line(
+        "markers",
+        "specdec(workload, concurrency=1, output_tokens=512, sampling=None, rounds=None, warmup=None, waive=()): "
+        "what specdec_benchmark measures on the test's server.",
+    )
+    config.pluginmanager.register(_Outcomes(config), "specdec-outcomes")
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object) -> str | None:  # noqa: ARG001  # hook signature
+    """Name a parameter after its server spec."""
+    from pytest_specdec.spec import ServerSpec  # noqa: PLC0415  # loaded on first use
+
+    return val.name if isinstance(val, ServerSpec) else None
+
+
+def _is_ours(item: pytest.Item) -> bool:
+    fixtures = _OUR_FIXTURES.intersection(getattr(item, "fixturenames", ()))
+    return bool(fixtures) or item.get_closest_marker("specdec") is not None
+
+
+def _session_of(config: pytest.Config) -> SpecdecSession:
+    """The session, made when it is first needed."""
+    if _SESSION not in config.stash:
+        from pytest_specdec.session import SpecdecSession  # noqa: PLC0415  # loaded on first use
+
+        config.stash[_SESSION] = SpecdecSession(config, options.load_settings(config))
+    return config.stash[_SESSION]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Resolve what our tests ask for, skip those that this run can't take, and put equal specs together."""
+    ours = [item for item in items if _is_ours(item)]
+    if not ours:
+        return
+    session = _session_of(config)
+    # Until all of it is understood there is no plan: pytest reports the end of collection after an error, too.
+    session.refused = True
+    keys: list[str | None] = []
+    for item in items:
+        planned = session.resolve(item) if _is_ours(item) else None
+        if planned is not None:
+            item.stash[_PLANNED] = planned
+        keys.append(None if planned is None else planned.spec.content_hash)
+    for item in ours:
+        item.stash[_OURS] = True
+        item.user_properties.append(("specdec_ours", True))
+    session.check_names([item.stash[_PLANNED] for item in ours if _PLANNED in item.stash])
+    items[:] = session.ordered(items, keys)
+    session.refused = False
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Make the plan from the tests that are left after every selection."""
+    planned = [item.stash[_PLANNED] for item in session.items if _PLANNED in item.stash]
+    if planned and not _session_of(session.config).refused:
+        _session_of(session.config).make_plan(planned)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """Print the plan."""
+    specdec = config.stash.get(_SESSION, None)
+    return [] if specdec is None else specdec.plan_lines()
+
+
+@pytest.fixture
+def sglang_server(request: pytest.FixtureRequest) -> SglangServer:
+    """Borrow the test's SGLang server: parametrize it with a ServerSpec, indirect=True.
+
+    The handle is lazy: ``.url``, ``.info``, ``.log_path`` and ``.generate()`` start the server if it isn't up.
+    """
+    planned = request.node.stash[_PLANNED]
+    return _session_of(request.config).server(planned)
+
+
+@pytest.fixture
+def workload() -> None:
+    """Parametrize it to declare the measurement's workload: a name, or a ``.jsonl`` file."""
+
+
+@pytest.fixture
+def concurrency() -> None:
+    """Parametrize it to declare how many requests of the measurement are in flight."""
+
+
+@pytest.fixture
+def output_tokens() -> None:
+    """Parametrize it to declare how many tokens each answer of the measurement has."""
+
+
+@pytest.fixture
+def specdec_benchmark(
+    request: pytest.FixtureRequest,
+    sglang_server: SglangServer,  # noqa: ARG001  # names the server: a test need not ask for it as well
+    workload: object,
+    concurrency: object,
+    output_tokens: object,
+) -> Benchmark:
+    """Return a callable that gives the stored result of the test's measurement, and fails on a bad verdict."""
+    planned = request.node.stash[_PLANNED]
+    given = {"workload": workload, "concurrency": concurrency, "output_tokens": output_tokens}
+    session = _session_of(request.config)
+    session.check_declared(request.node, {name: value for name, value in given.items() if value is not None})
+    return session.benchmark(planned, request.node)
+
+
+@pytest.fixture
+def gpu_host(request: pytest.FixtureRequest) -> GpuHost:
+    """Return the GPU host: its name, its node, and ``run(argv)``."""
+    return _session_of(request.config).gpu_host()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Give failures of ours their status word, and their message without a traceback of our internals."""
+    message: str | None = None
+    if item.stash.get(_OURS, False):
+        item.user_properties[:] = [entry for entry in item.user_properties if entry[0] != "specdec_status"]
+        if call.excinfo is not None:
+            status, message = _session_of(item.config).status_of(call.excinfo.value)
+            if status is not None:
+                item.user_properties.append(("specdec_status", status))
+    report = yield
+    if message is not None and report.failed:
+        report.longrepr = message
+    if report.failed and _PLANNED in item.stash:
+        _session_of(item.config).test_failed(item.stash[_PLANNED])
+    return report
+
+
+def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> Any:  # noqa: ANN401  # pytest's own type is private
+    """Show the status word in the place of FAILED."""
+    if not isinstance(report, pytest.TestReport) or not report.failed or report.when == "teardown":
+        return None
+    status = dict(report.user_properties).get("specdec_status")
+    if status not in _LETTERS:
+        return None
+    return "failed", _LETTERS[str(status)], (str(status).upper(), {"red": True})
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop a server that no later test wants."""
+    if _PLANNED in item.stash:
+        again = nextitem is not None and nextitem.nodeid == item.nodeid
+        _session_of(item.config).test_done(item.stash[_PLANNED], again=again)
+
+
+class _Outcomes:
+    """What happens to the outcomes of a session: exit code, files, and the table at the end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._tally = Tally()
+        self._documents: list[dict[str, Any]] = []
+        self._report_path: str | None = None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a report, a worker's too."""
+        self._tally.add(report)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:  # noqa: ANN401  # xdist's node controller
+        """Take over what an xdist worker measured."""
+        document = getattr(node, "workeroutput", {}).get(_WORKER_OUTPUT)
+        if document is not None:
+            self._documents.append(document)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Stop servers, write files, and choose the exit code."""
+        specdec = self._config.stash.get(_SESSION, None)
+        if specdec is not None:
+            specdec.finish()
+            document = specdec.document()
+            if hasattr(self._config, "workeroutput"):
+                self._config.workeroutput[_WORKER_OUTPUT] = document
+                return
+            self._documents.append(document)
+        if any(document["measurements"] or document["failures"] for document in self._documents):
+            from pytest_specdec import session as sessions  # noqa: PLC0415  # loaded on first use
+
+            settings = options.load_settings(self._config)
+            self._report_path = str(sessions.write_report(settings, sessions.merged(self._documents)))
+        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not self._collects_only:
+            code = self._tally.exit_code(asked_to_measure=self._asked_to_measure)
+            if code is not None:
+                session.exitstatus = code
+
+    @property
+    def _collects_only(self) -> bool:
+        return bool(self._config.getoption("collectonly"))
+
+    @property
+    def _asked_to_measure(self) -> bool:
+        return self._tally.selected and options.load_settings(self._config).gpu_hosts is not None
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the table of measurements, what became of baselines, and where the report is."""
+        if not self._documents:
+            return
+        from pytest_specdec import session as sessions  # noqa: PLC0415  # loaded on first use
+
+        lines = sessions.summary_lines(sessions.merged(self._documents), self._report_path)
+        if not lines:
+            return
+        terminalreporter.section("speculative decoding")
+        for line in lines:
+            terminalreporter.write_line(line)

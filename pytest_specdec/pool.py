@@ -1,0 +1,156 @@
+"""The session's servers: one runs at a time, and while it is up it takes every measurement planned for it.
+
+The pool owns servers; tests only borrow them. A launch that failed is not tried again for the next test of
+the same spec: nine minutes are paid once, and every test that depended on them gets the same reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pytest_specdec.errors import InfrastructureError, LaunchError, SpecdecError
+from pytest_specdec.model import LaunchRecord, LaunchRounds, Measurement
+from pytest_specdec.plan import Plan, PlannedMeasurement, SpecPlan
+from pytest_specdec.spec import ServerSpec
+
+
+class Served(Protocol):
+    """A server that is up, as the pool needs it."""
+
+    @property
+    def record(self) -> LaunchRecord:
+        """What is known about this launch."""
+
+    def check_alive(self) -> None:
+        """Raise :class:`LaunchError` with the reason when the server has died."""
+
+    def stop(self) -> None:
+        """End the server and everything it started; safe to call twice."""
+
+
+Start = Callable[[ServerSpec, int], Served]
+Measure = Callable[[Served, PlannedMeasurement], LaunchRounds]
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What the pool has of one spec."""
+
+    complete: bool = False
+    launches: int = 0
+    rounds: dict[str, list[LaunchRounds]] = field(default_factory=dict)
+    errors: dict[str, SpecdecError] = field(default_factory=dict)
+    failure: InfrastructureError | None = None
+
+
+class ServerPool:
+    """Launches, measures and stops; ``start`` brings a server up, ``measure`` takes one measurement on it.
+
+    ``start`` is given the spec and the index of the launch among this session's launches of that spec.
+    """
+
+    def __init__(self, plan: Plan, *, start: Start, measure: Measure) -> None:
+        self._plan = plan
+        self._start = start
+        self._measure = measure
+        self._taken: dict[str, _Taken] = {}
+        self._running: tuple[str, Served] | None = None
+        self.launch_count = 0
+
+    def measured(self, measurement: Measurement) -> tuple[LaunchRounds, ...]:
+        """Return the rounds of a planned measurement, taking them first when this is the first to ask.
+
+        Raises the :class:`SpecdecError` that kept them from being taken, the same one each time.
+        """
+        taken = self._take(measurement.spec)
+        error = taken.errors.get(measurement.key)
+        if error is not None:
+            raise error
+        return tuple(taken.rounds[measurement.key])
+
+    def server(self, spec: ServerSpec) -> Served:
+        """Return a running server for free use, measured first, started when it isn't up."""
+        taken = self._take(spec)
+        if taken.failure is not None:
+            raise taken.failure
+        if self._running is not None and self._running[0] == spec.content_hash:
+            served = self._running[1]
+            served.check_alive()
+            return served
+        return self._launch(spec, taken)
+
+    def finished(self, spec: ServerSpec) -> None:
+        """Stop this spec's server if it runs: no later test wants it."""
+        if self._running is not None and self._running[0] == spec.content_hash:
+            self.close()
+
+    def close(self) -> None:
+        """Stop whatever runs."""
+        if self._running is not None:
+            running, self._running = self._running[1], None
+            running.stop()
+
+    def _take(self, spec: ServerSpec) -> _Taken:
+        taken = self._taken.setdefault(spec.content_hash, _Taken())
+        if taken.complete:
+            return taken
+        # Set before, not after: a fault of our own must not start the same nine minutes again.
+        taken.complete = True
+        planned = self._plan.of(spec)
+        for index in range(planned.launches):
+            self._one_launch(planned, index, taken)
+            if taken.failure is not None:
+                break
+        return taken
+
+    def _one_launch(self, planned: SpecPlan, index: int, taken: _Taken) -> None:
+        wanted = [p for p in planned.measurements if p.launches > index]
+        wanted = [p for p in wanted if p.measurement.key not in taken.errors]
+        if index > 0 and not wanted:
+            return
+        try:
+            served = self._launch(planned.spec, taken)
+        except InfrastructureError as error:
+            taken.failure = error
+            self._fail(planned, taken, error)
+            return
+        for one in wanted:
+            try:
+                rounds = self._measure(served, one)
+            except SpecdecError as error:
+                taken.errors[one.measurement.key] = error
+                died = _death_of(served)
+                if died is not None:
+                    taken.errors[one.measurement.key] = died
+                    taken.failure = died
+                    self._fail(planned, taken, died)
+                    self.close()
+                    return
+            else:
+                taken.rounds.setdefault(one.measurement.key, []).append(rounds)
+
+    def _launch(self, spec: ServerSpec, taken: _Taken) -> Served:
+        self.close()
+        index, taken.launches = taken.launches, taken.launches + 1
+        self.launch_count += 1
+        served = self._start(spec, index)
+        self._running = (spec.content_hash, served)
+        return served
+
+    @staticmethod
+    def _fail(planned: SpecPlan, taken: _Taken, error: SpecdecError) -> None:
+        """Give the reason to every measurement that is still incomplete; complete ones keep their rounds."""
+        for one in planned.measurements:
+            key = one.measurement.key
+            if len(taken.rounds.get(key, [])) < one.launches:
+                taken.errors.setdefault(key, error)
+
+
+def _death_of(served: Served) -> LaunchError | None:
+    try:
+        served.check_alive()
+    except LaunchError as error:
+        return error
+    return None

@@ -1,0 +1,130 @@
+"""The results document as a terminal table, as Markdown and as one self-contained HTML page.
+
+Everything here reads the document of ``results.json`` and nothing else, so a report can be made again from a
+saved file. Nothing here prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+Document = Mapping[str, Any]
+
+_COLUMNS: Final = (
+    ("server", "server"),
+    ("workload", "workload"),
+    ("decode_tok_s", "decode tok/s"),
+    ("accept_length", "accept length"),
+    ("verify_rate", "verify/s"),
+    ("ttft_ms", "TTFT ms"),
+    ("tpot_ms", "TPOT ms"),
+    ("verdict", "verdict"),
+)
+
+
+def number(value: float | None) -> str:
+    """Four significant digits, without an exponent; a dash for nothing."""
+    if value is None:
+        return "-"
+    magnitude = abs(value)
+    digits = 3 if magnitude < 10 else 2 if magnitude < 100 else 1 if magnitude < 10_000 else 0
+    return f"{value:.{digits}f}"
+
+
+def percent(fraction: float | None) -> str:
+    """A signed percentage with one decimal; a dash for nothing."""
+    return "-" if fraction is None else f"{fraction * 100:+.1f} %"
+
+
+def _row(entry: Mapping[str, Any]) -> list[str]:
+    judged = {row["metric"]: row for row in entry["judged"]}
+    cells = []
+    for key, _ in _COLUMNS:
+        if key == "workload":
+            cells.append(f"{entry['workload']} c{entry['concurrency']} o{entry['output_tokens']}")
+        elif key in ("server", "verdict"):
+            cells.append(str(entry[key]))
+        else:
+            metric = entry["metrics"].get(key)
+            cell = number(None if metric is None else metric["value"])
+            change = judged.get(key, {}).get("change")
+            cells.append(cell if change is None else f"{cell} ({percent(change)})")
+    return cells
+
+
+def table_lines(document: Document) -> list[str]:
+    """One line a measurement, with changes against the baseline in parentheses."""
+    entries: Sequence[Mapping[str, Any]] = document["measurements"]
+    if not entries:
+        return []
+    header = [title for _, title in _COLUMNS]
+    rows = [header, *(_row(entry) for entry in entries)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    text_columns = {0, 1, len(header) - 1}
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if i in text_columns else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def markdown(document: Document) -> str:
+    """Return the table for a GitHub step summary."""
+    entries: Sequence[Mapping[str, Any]] = document["measurements"]
+    header = [title for _, title in _COLUMNS]
+    lines = [
+        f"### Speculative decoding on `{document['node']}`",
+        "",
+        "| " + " | ".join(header) + " |",
+        "|" + "---|" * len(header),
+        *("| " + " | ".join(_row(entry)) + " |" for entry in entries),
+        *(f"\n**{failure['server']}** did not serve: {failure['reason']}" for failure in document["failures"]),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def sparkline(rounds_by_launch: Sequence[Sequence[float]], *, width: int = 220, height: int = 36) -> str:
+    """Return an SVG of every round in order, launches set apart by a gap; empty without rounds."""
+    values = [value for launch in rounds_by_launch for value in launch]
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    span = (high - low) or max(abs(high), 1.0) * 0.02
+    slots = len(values) + max(len(rounds_by_launch) - 1, 0)
+    step = width / max(slots, 1)
+    marks, slot = [], 0.5
+    for launch in rounds_by_launch:
+        for value in launch:
+            y = height - 5 - (value - low) / span * (height - 10)
+            marks.append(f'<circle cx="{slot * step:.1f}" cy="{y:.1f}" r="3"><title>{number(value)}</title></circle>')
+            slot += 1
+        slot += 1
+    return (
+        f'<svg class="spark" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'aria-label="{len(values)} rounds from {number(low)} to {number(high)}">{"".join(marks)}</svg>'
+    )
+
+
+def html(document: Document) -> str:
+    """Return the whole report as one page without outside resources."""
+    # jinja2 is needed once a session, at its end: imported here so that every other run is spared it.
+    import jinja2  # noqa: PLC0415
+    import markupsafe  # noqa: PLC0415
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["number"] = number
+    environment.filters["percent"] = percent
+    environment.globals["sparkline"] = lambda rounds: markupsafe.Markup(sparkline(rounds))
+    return environment.get_template("report.html.j2").render(document=document)

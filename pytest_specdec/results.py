@@ -1,0 +1,231 @@
+"""What was measured and judged, as a test gets it and as the results JSON holds it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pytest_specdec import jsonfile, metrics, stats
+from pytest_specdec.errors import MeasurementError
+from pytest_specdec.model import (
+    Comparison,
+    LaunchRecord,
+    LaunchRounds,
+    Measurement,
+    MetricVerdict,
+    Round,
+    RoundsByLaunch,
+    Verdict,
+)
+
+RESULTS_SCHEMA_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSummary:
+    """One metric over all rounds and launches.
+
+    ``value`` is the estimate that is judged: the geometric mean over launches of each launch's median round.
+    ``low`` and ``high`` are the lowest and highest round; ``spread`` is (high - low) / median.
+    """
+
+    name: str
+    unit: str
+    launches: RoundsByLaunch
+    value: float
+    median: float
+    low: float
+    high: float
+
+    @property
+    def spread(self) -> float:
+        """The range of the rounds as a fraction of their median."""
+        return (self.high - self.low) / self.median if self.median else 0.0
+
+
+def summarise(name: str, launches: RoundsByLaunch) -> MetricSummary:
+    """Condense the rounds of one metric; raises :class:`MeasurementError` when there are none."""
+    rounds = [value for launch in launches for value in launch]
+    if not rounds:
+        raise MeasurementError(f"{name}: no round gave a value")
+    return MetricSummary(
+        name=name,
+        unit=metrics.METRICS[name].unit,
+        launches=launches,
+        value=stats.geometric_mean([stats.median(launch) for launch in launches if launch]),
+        median=stats.median(rounds),
+        low=min(rounds),
+        high=max(rounds),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkResult:
+    """The stored result of one measurement: every metric, every round, and the verdict."""
+
+    measurement: Measurement
+    node: str
+    launches: tuple[LaunchRounds, ...]
+    metrics: Mapping[str, MetricSummary]
+    accept_histogram: tuple[int, ...] | None
+    comparison: Comparison
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the whole measurement."""
+        return self.comparison.verdict
+
+    def __getitem__(self, metric: str) -> MetricSummary:
+        """Return the summary of a metric by name; raises :class:`MeasurementError` naming those there are."""
+        try:
+            return self.metrics[metric]
+        except KeyError:
+            known = ", ".join(sorted(self.metrics)) or "none"
+            raise MeasurementError(f"{self.measurement.key}: no {metric!r} was measured; there are: {known}") from None
+
+    @property
+    def decode_tok_s(self) -> MetricSummary:
+        """Decode throughput per stream, tok/s."""
+        return self["decode_tok_s"]
+
+    @property
+    def accept_length(self) -> MetricSummary:
+        """Tokens committed per verify step; absent on a server that does not draft."""
+        return self["accept_length"]
+
+    @property
+    def verify_rate(self) -> MetricSummary:
+        """Verify steps per second; absent on a server that does not draft."""
+        return self["verify_rate"]
+
+    @property
+    def ttft_ms(self) -> MetricSummary:
+        """Time to first token, ms."""
+        return self["ttft_ms"]
+
+    @property
+    def tpot_ms(self) -> MetricSummary:
+        """Time per output token after the first chunk, ms."""
+        return self["tpot_ms"]
+
+    @property
+    def e2e_ms(self) -> MetricSummary:
+        """End-to-end latency of a request, ms."""
+        return self["e2e_ms"]
+
+    def output_ids(self) -> dict[str, tuple[int, ...]]:
+        """Output token ids by prompt, of the first measured round."""
+        first = self.launches[0].rounds[0]
+        return {sample.prompt_id: sample.output_ids for sample in first.requests}
+
+
+def rounds_by_launch(launches: Sequence[LaunchRounds], concurrency: int) -> dict[str, RoundsByLaunch]:
+    """Every metric's values, a tuple a launch; a metric that a round lacks has no value for that round."""
+    table: dict[str, list[tuple[float, ...]]] = {}
+    per_round = [[metrics.round_metrics(r, concurrency) for r in launch.rounds] for launch in launches]
+    names = {name for launch in per_round for values in launch for name in values}
+    for name in names:
+        table[name] = [tuple(values[name] for values in launch_values if name in values) for launch_values in per_round]
+    return {name: tuple(rows) for name, rows in sorted(table.items())}
+
+
+def to_json(result: BenchmarkResult) -> dict[str, Any]:
+    """Return the result's object in ``results.json``; requests are in ``rounds.jsonl``."""
+    comparison = result.comparison
+    return {
+        "key": result.measurement.key,
+        "server": result.measurement.spec.name,
+        "spec_hash": result.measurement.spec.content_hash,
+        "command": result.measurement.spec.masked_command,
+        "workload": result.measurement.workload.name,
+        "workload_hash": result.measurement.workload.content_hash,
+        "concurrency": result.measurement.concurrency,
+        "output_tokens": result.measurement.output_tokens,
+        "sampling": result.measurement.sampling.identity(),
+        "node": result.node,
+        "verdict": str(comparison.verdict),
+        "violations": [dataclasses.asdict(violation) for violation in comparison.violations],
+        "baseline": comparison.baseline_path,
+        "environment_changes": list(comparison.environment_changes),
+        "notes": list(comparison.notes),
+        "accept_histogram": None if result.accept_histogram is None else list(result.accept_histogram),
+        "metrics": {name: _metric_json(summary) for name, summary in sorted(result.metrics.items())},
+        "judged": [_verdict_json(judged) for judged in comparison.metrics],
+        "split": None
+        if comparison.split is None
+        else {"accept_length": comparison.split[0], "verify_rate": comparison.split[1]},
+        "launches": [launch_json(launch.launch) for launch in result.launches],
+    }
+
+
+def _metric_json(summary: MetricSummary) -> dict[str, Any]:
+    return {
+        "unit": summary.unit,
+        "formula": metrics.METRICS[summary.name].formula,
+        "value": summary.value,
+        "median": summary.median,
+        "low": summary.low,
+        "high": summary.high,
+        "spread": summary.spread,
+        "rounds_by_launch": [list(launch) for launch in summary.launches],
+    }
+
+
+def _verdict_json(judged: MetricVerdict) -> dict[str, Any]:
+    row = dataclasses.asdict(judged)
+    row["verdict"] = None if judged.verdict is None else str(judged.verdict)
+    return row
+
+
+def launch_json(launch: LaunchRecord) -> dict[str, Any]:
+    """Return one launch as a JSON object."""
+    row = dataclasses.asdict(launch)
+    row["server_args"] = dict(launch.server_args)
+    row["facts"] = dict(launch.facts)
+    return row
+
+
+class Recorder:
+    """Writes results below one directory, as early as they are known.
+
+    ``rounds.jsonl`` grows by a line as each round ends, before anything is computed from it: a crash after
+    round 3 of 5 keeps three. ``results.json`` is rewritten after each judged measurement.
+    """
+
+    def __init__(self, root: Path, *, worker: str = "") -> None:
+        self.root = root
+        suffix = f"-{worker}" if worker else ""
+        self.rounds_path = root / f"rounds{suffix}.jsonl"
+        self.results_path = root / f"results{suffix}.json"
+        self._started = False
+
+    @property
+    def log_dir(self) -> Path:
+        """Where server logs are kept."""
+        return self.root / "logs"
+
+    def round_done(self, measurement: Measurement, launch: LaunchRecord, done: Round) -> None:
+        """Append one finished round, warm-up ones too."""
+        if not self._started:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.rounds_path.unlink(missing_ok=True)
+            self._started = True
+        row = {
+            "key": measurement.key,
+            "node": launch.node,
+            "launch": launch.index,
+            "metrics": metrics.round_metrics(done, measurement.concurrency),
+            "round": dataclasses.asdict(done),
+        }
+        with self.rounds_path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, sort_keys=True) + "\n")
+
+    def write(self, document: Mapping[str, Any]) -> Path:
+        """Rewrite ``results.json`` whole; returns its path."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        jsonfile.write(self.results_path, {"schema_version": RESULTS_SCHEMA_VERSION, **document})
+        return self.results_path

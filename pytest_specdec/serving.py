@@ -1,0 +1,264 @@
+"""Launching and measuring for a session: the host, the Python that runs SGLang, the launches, their rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import os
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from filelock import FileLock, Timeout
+
+from pytest_specdec import bench, engine_env, fingerprint, metrics, server
+from pytest_specdec.client import ServerClient, ServerInfo
+from pytest_specdec.clock import Clock, SystemClock
+from pytest_specdec.errors import HostError, InfrastructureError
+from pytest_specdec.hosts import Host, LocalHost, PythonFound, find_python
+from pytest_specdec.model import LaunchRecord, LaunchRounds, Round
+from pytest_specdec.plan import PlannedMeasurement
+from pytest_specdec.pool import Served
+from pytest_specdec.results import Recorder
+from pytest_specdec.settings import HERE, Settings
+from pytest_specdec.spec import ServerSpec
+
+Notify = Callable[[str], None]
+
+#: What changes acceptance without changing a model: never a baseline.
+SIMULATED_ACCEPTANCE: Final = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")
+
+
+class ServedHere:
+    """A running server with the record of its launch, as the pool and the tests' handles use it."""
+
+    def __init__(
+        self, running: server.RunningServer, record: LaunchRecord, client: ServerClient, lock: FileLock
+    ) -> None:
+        self._running = running
+        self._lock = lock
+        self.record = record
+        self.client = client
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return self._running.url
+
+    @property
+    def info(self) -> ServerInfo:
+        """Its ``/server_info`` at readiness."""
+        return self._running.info
+
+    @property
+    def log_path(self) -> Path:
+        """Where its log is kept."""
+        return Path(self._running.log_path)
+
+    def check_alive(self) -> None:
+        """Raise with the reason when it has died."""
+        self._running.check_alive()
+
+    def stop(self) -> None:
+        """End it, then let the next measured server have the host."""
+        try:
+            self._running.stop()
+        finally:
+            self._lock.release()
+
+
+class Serving:
+    """Starts servers and measures on them, for one session."""
+
+    def __init__(self, settings: Settings, recorder: Recorder, *, notify: Notify) -> None:
+        self._settings = settings
+        self._recorder = recorder
+        self._notify = notify
+        self._clock: Clock = SystemClock()
+        self._pythons: dict[str | None, PythonFound] = {}
+        self.failures: list[dict[str, Any]] = []
+        self._started = dt.datetime.now(dt.timezone.utc)
+
+    @cached_property
+    def host(self) -> Host:
+        """Where servers run. Raises :class:`HostError` for a host that cannot be used."""
+        remote = [name for name in self._settings.gpu_hosts or () if name != HERE]
+        if remote:
+            raise HostError(
+                f"--gpu-host={remote[0]}: this version starts servers on this machine only; run pytest on "
+                "that host with a bare --gpu-host"
+            )
+        return LocalHost()
+
+    @cached_property
+    def node(self) -> fingerprint.NodeFacts:
+        """The hardware, under the name that ``--specdec-node`` gives it or the one derived from it."""
+        facts = fingerprint.node_facts(self.host, device=self._settings.device)
+        return facts if self._settings.node is None else dataclasses.replace(facts, slug=self._settings.node)
+
+    def python(self, spec: ServerSpec) -> PythonFound:
+        """Return the Python that runs SGLang for this spec."""
+        if spec.python not in self._pythons:
+            self._pythons[spec.python] = find_python(
+                self.host,
+                explicit=self._settings.python,
+                explicit_where=self._settings.where["python"],
+                spec_python=spec.python,
+            )
+        return self._pythons[spec.python]
+
+    def start(self, spec: ServerSpec, index: int) -> ServedHere:
+        """Bring a server up; raises :class:`InfrastructureError`, after noting it for the report."""
+        try:
+            return self._start(spec, index)
+        except InfrastructureError as error:
+            self.failures.append(
+                {"server": spec.name, "command": spec.masked_command, "launch": index, "reason": str(error)}
+            )
+            raise
+
+    def _start(self, spec: ServerSpec, index: int) -> ServedHere:
+        found = self.python(spec)
+        node = self.node
+        extra_env: dict[str, str] = {}
+        launched = spec
+        if spec.runs_on_cpu:
+            extra_env = engine_env.cpu_engine_environment(dict(os.environ))
+            launched = spec.with_paths(self._tiny_models(spec, found.path))
+        lock = self._lock()
+        try:
+            self._notify(f"launching {spec.name} (launch {index + 1}): {spec.masked_command}")
+            started_unix_s = self._clock.time()
+            running = server.launch(
+                self.host,
+                launched,
+                python=found.path,
+                clock=self._clock,
+                log_path=self._log_path(spec, index),
+                client_factory=ServerClient,
+                startup_timeout_s=self._settings.startup_timeout_s,
+                startup_limit_s=self._settings.startup_limit_s,
+                extra_env=extra_env,
+                on_progress=self._notify,
+            )
+        except BaseException:
+            lock.release()
+            raise
+        try:
+            record = self._record(spec, index, running, started_unix_s, node, found)
+            self._notify(f"{spec.name} is ready after {running.ready_s:.1f} s")
+            return ServedHere(running, record, ServerClient(running.url), lock)
+        except BaseException:
+            running.stop()
+            lock.release()
+            raise
+
+    def _log_path(self, spec: ServerSpec, index: int) -> Path:
+        stamp = dt.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+        return self._recorder.log_dir / f"{stamp}-{spec.name}-{index}-{os.getpid()}.log"
+
+    def _lock(self) -> FileLock:
+        """Hold the host: one measured server at a time, across pytest processes and xdist workers."""
+        directory = engine_env.cache_root(os.environ)
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(directory / f"host-{self.host.name}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            self._notify(f"waiting for {self.host.name}: another pytest process measures there")
+            limit_s = self._settings.startup_limit_s
+            try:
+                lock.acquire(timeout=limit_s)
+            except Timeout:
+                raise HostError(
+                    f"{self.host.name}: waited {limit_s:.0f} s for another pytest process to finish with the "
+                    f"host (lock {lock.lock_file}); end it, or wait longer with --specdec-startup-limit"
+                ) from None
+        return lock
+
+    def _tiny_models(self, spec: ServerSpec, python: str) -> Mapping[str, str]:
+        if not spec.tiny_models:
+            return {}
+        return engine_env.tiny_model_paths(
+            self.host, python, spec.tiny_models, cache_dir=engine_env.cache_root(os.environ)
+        )
+
+    def _record(
+        self,
+        spec: ServerSpec,
+        index: int,
+        running: server.RunningServer,
+        started_unix_s: float,
+        node: fingerprint.NodeFacts,
+        found: PythonFound,
+    ) -> LaunchRecord:
+        info = running.info
+        facts = {
+            **node.facts,
+            **fingerprint.engine_facts(self.host, found.path),
+            **fingerprint.environment_variables({**os.environ, **spec.env}),
+            **info.facts,
+        }
+        return LaunchRecord(
+            index=index,
+            spec_name=spec.name,
+            spec_hash=spec.content_hash,
+            command=spec.masked_command,
+            host=self.host.name,
+            node=node.slug,
+            started_unix_s=started_unix_s,
+            ready_s=running.ready_s,
+            log_path=str(running.log_path),
+            sglang_version=info.version or found.sglang_version,
+            drafting=info.drafting,
+            server_args=info.args,
+            facts=facts,
+        )
+
+    def measure(self, served: Served, planned: PlannedMeasurement) -> LaunchRounds:
+        """Take one measurement on a running server; every round is on disk before the next begins."""
+        assert isinstance(served, ServedHere)
+        measurement = planned.measurement
+        concurrency = measurement.concurrency
+
+        def on_round(done: Round) -> None:
+            self._recorder.round_done(measurement, served.record, done)
+            found = metrics.round_metrics(done, concurrency)
+            speed = found.get("decode_tok_s")
+            self._notify(
+                f"{measurement.key}: {'warm-up' if done.warmup else 'round'} {done.index + 1}"
+                + ("" if speed is None else f", decode {speed:.1f} tok/s")
+                + (f", accept length {found['accept_length']:.3f}" if "accept_length" in found else "")
+            )
+
+        warmup, rounds = bench.measure(
+            served.client,
+            measurement,
+            rounds=planned.rounds,
+            warmup=planned.warmup,
+            clock=self._clock,
+            on_round=on_round,
+        )
+        return LaunchRounds(launch=served.record, warmup=warmup, rounds=rounds)
+
+    def header(self) -> dict[str, Any]:
+        """Return what the results document says about the whole run."""
+        try:
+            node = self.node.slug
+        except InfrastructureError:
+            node = "unknown"
+        return {
+            "created": self._started.isoformat(timespec="seconds"),
+            "plugin_version": version("pytest-specdec"),
+            "method_version": metrics.METHOD_VERSION,
+            "device": self._settings.device,
+            "node": node,
+            "git_commit": self.git_commit,
+        }
+
+    @cached_property
+    def git_commit(self) -> str | None:
+        """The commit of the suite that measures, None outside a repository."""
+        return fingerprint.git_commit(LocalHost(), self._settings.baselines_dir.parent)

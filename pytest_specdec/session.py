@@ -1,0 +1,348 @@
+"""One pytest session: from its items to a plan, from the plan to results, from results to verdicts and files."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from pytest_specdec import declare, judging, plan, report, results
+from pytest_specdec.errors import InfrastructureError, SpecdecError, UserInputError
+from pytest_specdec.model import Verdict
+from pytest_specdec.plan import PlannedTest
+from pytest_specdec.pool import ServerPool
+from pytest_specdec.results import BenchmarkResult, Recorder
+from pytest_specdec.serving import Serving
+from pytest_specdec.spec import ServerSpec
+
+if TYPE_CHECKING:
+    from pytest_specdec.settings import Settings
+
+_FAILING: Final = frozenset({Verdict.REGRESSION, Verdict.INVALID, Verdict.NO_BASELINE})
+
+
+# pytest's own class: with it a failure shows its message and no traceback, in every reporter.
+_Failed: type[BaseException] = pytest.fail.Exception
+
+
+class VerdictFailure(_Failed):  # type: ignore[misc, valid-type]  # named by an attribute, which mypy can't follow
+    """A verdict that fails its test; ``status`` is the verdict's word."""
+
+    def __init__(self, message: str, status: str) -> None:
+        super().__init__(message, pytrace=False)
+        self.status = status
+
+
+class SglangServer:
+    """A borrowed SGLang server. Reading ``url``, ``info`` or ``log_path`` starts it if it isn't up."""
+
+    def __init__(self, spec: ServerSpec, serving: Callable[[], Any]) -> None:
+        self.spec = spec
+        self._serving = serving
+
+    def __repr__(self) -> str:
+        return f"SglangServer({self.spec.name!r})"
+
+    @property
+    def url(self) -> str:
+        """Where it answers: ``http://127.0.0.1:<port>``."""
+        url: str = self._serving().url
+        return url
+
+    @property
+    def info(self) -> Any:  # noqa: ANN401  # client.ServerInfo, which lower layers own
+        """Its ``/server_info``, read when it became ready; secrets are removed."""
+        return self._serving().info
+
+    @property
+    def log_path(self) -> Path:
+        """Where its log is kept."""
+        return Path(self._serving().log_path)
+
+    def generate(self, text: str, *, output_tokens: int = 16) -> Any:  # noqa: ANN401  # client.Generated
+        """Send one greedy request of exactly ``output_tokens`` tokens and return its text and token ids."""
+        return self._serving().client.generate_once(text, max_new_tokens=output_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHost:
+    """The GPU host: its name, its node's name, and a way to run a command on it."""
+
+    name: str
+    node: str
+    run: Callable[..., Any]
+
+
+class Benchmark:
+    """What the ``specdec_benchmark`` fixture gives."""
+
+    def __init__(self, session: SpecdecSession, test: PlannedTest, item: pytest.Item) -> None:
+        self._session = session
+        self._test = test
+        self._item = item
+
+    def __call__(self, *, check: bool = True) -> BenchmarkResult:
+        """Return the stored result of the test's measurement, taking it with its launch when it is the first.
+
+        With ``check`` (the default) a regression, an invalid run or a missing baseline fails the test; the
+        failure text tells value, baseline, allowed range and change. ``check=False`` returns the result with
+        its verdict for the test to judge.
+        """
+        __tracebackhide__ = True
+        result = self._session.result(self._test)
+        self._item.user_properties.extend(_properties(result))
+        if check:
+            self._session.check(self._test, result)
+        return result
+
+
+def _properties(result: BenchmarkResult) -> list[tuple[str, object]]:
+    figures = [(f"specdec_{name}", summary.value) for name, summary in sorted(result.metrics.items())]
+    return [
+        ("specdec_measurement", result.measurement.key),
+        ("specdec_verdict", str(result.verdict)),
+        *figures,
+    ]
+
+
+class SpecdecSession:
+    """Everything of ours that lives as long as the pytest session."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self._config = config
+        self.settings = settings
+        worker = getattr(config, "workerinput", {}).get("workerid", "")
+        self.recorder = Recorder(settings.report_dir, worker=worker)
+        self.serving = Serving(settings, self.recorder, notify=self._notify)
+        self.judging = judging.Judging(settings, self.serving, command=_command(config))
+        self.refused = False
+        self._plan = plan.Plan(specs=())
+        self._pool: ServerPool | None = None
+        self._left: dict[str, set[str]] = {}
+        self._results: dict[str, BenchmarkResult] = {}
+        self._shown: dict[str, dict[str, Any]] = {}
+        self._failed_keys: set[str] = set()
+
+    def resolve(self, item: pytest.Item) -> PlannedTest | None:
+        """Return what an item asks for; None after marking it skipped, or when it needs no server."""
+        markers = list(item.iter_markers("specdec"))
+        for marker in markers:
+            if marker.args:
+                raise pytest.UsageError(
+                    f"{item.nodeid}: the specdec marker takes keyword arguments only, got {marker.args!r}; "
+                    'for example specdec(workload="chat")'
+                )
+        callspec = getattr(item, "callspec", None)
+        declaration = declare.Declaration(
+            nodeid=item.nodeid,
+            path=item.path,
+            markers=tuple(marker.kwargs for marker in markers),
+            params={} if callspec is None else self._adapted(callspec.params),
+            fixtures=frozenset(getattr(item, "fixturenames", ())),
+        )
+        try:
+            planned = declare.resolve(declaration, self.settings)
+        except UserInputError as error:
+            raise pytest.UsageError(str(error)) from None
+        if isinstance(planned, declare.Skip):
+            item.add_marker(pytest.mark.skip(reason=planned.reason))
+            return None
+        return planned
+
+    def _adapted(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        adapted = dict(params)
+        spec = adapted.get("sglang_server")
+        if isinstance(spec, ServerSpec):
+            replaced = self._config.hook.pytest_specdec_adapt_spec(spec=spec, config=self._config)
+            adapted["sglang_server"] = spec if replaced is None else replaced
+        return adapted
+
+    @staticmethod
+    def check_names(tests: Sequence[PlannedTest]) -> None:
+        """Refuse clashing names at collection."""
+        try:
+            plan.check_names(tests)
+        except UserInputError as error:
+            raise pytest.UsageError(str(error)) from None
+
+    @staticmethod
+    def ordered(items: Sequence[pytest.Item], keys: Sequence[str | None]) -> list[pytest.Item]:
+        """Put tests of equal specs together; other tests keep their places."""
+        return [items[source] for source in plan.order_by_spec(list(keys))]
+
+    def make_plan(self, tests: Sequence[PlannedTest]) -> None:
+        """Fix what will be measured."""
+        try:
+            self._plan = plan.build_plan(tests, self.judging.launches_for)
+        except UserInputError as error:
+            raise pytest.UsageError(str(error)) from None
+        self._pool = ServerPool(self._plan, start=self.serving.start, measure=self.serving.measure)
+        for test in tests:
+            self._left.setdefault(test.spec.content_hash, set()).add(test.nodeid)
+
+    def plan_lines(self) -> list[str]:
+        """Describe the plan for the terminal."""
+        return self._plan.lines()
+
+    @property
+    def pool(self) -> ServerPool:
+        """The session's servers."""
+        assert self._pool is not None, "the plan is made at the end of collection"
+        return self._pool
+
+    def server(self, test: PlannedTest) -> SglangServer:
+        """Return a lazy handle on the test's server."""
+        return SglangServer(test.spec, lambda: self.pool.server(test.spec))
+
+    def benchmark(self, test: PlannedTest, item: pytest.Item) -> Benchmark:
+        """Return the callable behind ``specdec_benchmark``."""
+        return Benchmark(self, test, item)
+
+    @staticmethod
+    def check_declared(item: pytest.Item, given: Mapping[str, object]) -> None:
+        """Refuse values that come from a fixture: they are known too late for the plan."""
+        callspec = getattr(item, "callspec", None)
+        params = {} if callspec is None else callspec.params
+        for name, value in given.items():
+            if name not in params:
+                raise pytest.UsageError(
+                    f"{item.nodeid}: {name}={value!r} comes from a fixture, which runs after the plan is made; "
+                    f"declare it in the marker, specdec({name}=...), or with parametrize"
+                )
+
+    def gpu_host(self) -> GpuHost:
+        """Return the GPU host."""
+        host = self.serving.host
+        return GpuHost(host.name, self.serving.node.slug, host.run)
+
+    def result(self, test: PlannedTest) -> BenchmarkResult:
+        """Return the judged result of the test's measurement, measuring first when it is the first to ask."""
+        measurement = test.measurement
+        assert measurement is not None
+        launches = self.pool.measured(measurement)
+        first = measurement.key not in self._results
+        result = self.judging.judge(measurement, launches, waived=test.waived)
+        self._results[measurement.key] = result
+        self._shown[measurement.key] = results.to_json(result)
+        self.write()
+        if first:
+            self._config.hook.pytest_specdec_result(result=result, config=self._config)
+        return result
+
+    def check(self, test: PlannedTest, result: BenchmarkResult) -> None:
+        """Fail the test on a bad verdict; raises :class:`VerdictFailure`."""
+        verdict = result.verdict
+        failing = verdict in _FAILING
+        if verdict is Verdict.INCONCLUSIVE:
+            if self.settings.inconclusive == "warn":
+                self._config.issue_config_time_warning(
+                    pytest.PytestWarning(f"{result.measurement.key}: inconclusive"), stacklevel=2
+                )
+            else:
+                failing = True
+        if failing:
+            self._failed_keys.add(result.measurement.key)
+            raise VerdictFailure(self.judging.failure_text(result, nodeid=test.nodeid), str(verdict))
+
+    @staticmethod
+    def status_of(error: BaseException) -> tuple[str | None, str | None]:
+        """Return the status word and the message of a failure; (None, None) for one that isn't ours."""
+        if isinstance(error, VerdictFailure):
+            return error.status, None
+        if isinstance(error, InfrastructureError):
+            return "infrastructure", str(error)
+        if isinstance(error, SpecdecError):
+            return None, str(error)
+        return None, None
+
+    def test_failed(self, test: PlannedTest) -> None:
+        """Remember that a test on this measurement failed: nothing of it becomes a baseline."""
+        if test.measurement is not None:
+            self._failed_keys.add(test.measurement.key)
+
+    def test_done(self, test: PlannedTest, *, again: bool) -> None:
+        """Stop the server that only this test still wanted; ``again`` when the very same test runs next."""
+        left = self._left.get(test.spec.content_hash, set())
+        if not again:
+            left.discard(test.nodeid)
+        if not left and self._pool is not None:
+            self._pool.finished(test.spec)
+
+    def close(self) -> None:
+        """Stop every server."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def finish(self) -> None:
+        """Write what this process measured: baselines first, then the results with what became of them."""
+        try:
+            self.close()
+        finally:
+            self.judging.write_updates(excluded=self._failed_keys)
+            if self._shown:
+                self.write()
+
+    def document(self) -> dict[str, Any]:
+        """Return the results document of this process."""
+        return {
+            **self.serving.header(),
+            "command": _command(self._config),
+            "launch_count": 0 if self._pool is None else self._pool.launch_count,
+            "baseline_changes": self.judging.changes(),
+            "failures": self.serving.failures,
+            "measurements": [self._shown[key] for key in sorted(self._shown)],
+        }
+
+    def write(self) -> Path:
+        """Rewrite this process's ``results.json``."""
+        return self.recorder.write(self.document())
+
+    def _notify(self, line: str) -> None:
+        """Tell the person at the terminal what is going on; quiet runs and workers stay quiet."""
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        capture = self._config.pluginmanager.get_plugin("capturemanager")
+        if reporter is None or self._config.get_verbosity() < 0:
+            return
+        # A test runs while this is said: without a pause its capturing would swallow the line.
+        with nullcontext() if capture is None else capture.global_and_fixture_disabled():
+            reporter.ensure_newline()
+            reporter.write_line(f"specdec: {line}")
+
+
+def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One results document from those of several processes (xdist workers)."""
+    first = dict(documents[0])
+    for name in ("baseline_changes", "failures", "measurements"):
+        first[name] = [entry for document in documents for entry in document[name]]
+    first["launch_count"] = sum(document["launch_count"] for document in documents)
+    return first
+
+
+def write_report(settings: Settings, document: Mapping[str, Any]) -> Path:
+    """Write ``results.json`` and ``report.html``; returns the report's path."""
+    recorder = Recorder(settings.report_dir)
+    recorder.write(document)
+    path = settings.report_dir / "report.html"
+    path.write_text(report.html(document), encoding="utf-8")
+    return path
+
+
+def summary_lines(document: Mapping[str, Any], report_path: str | None) -> list[str]:
+    """Return what the terminal shows at the end of a session."""
+    lines = report.table_lines(document)
+    notes = {note: None for entry in document["measurements"] for note in entry["notes"]}
+    lines += notes
+    lines += [f"{change}" for change in document["baseline_changes"]]
+    if report_path is not None:
+        lines.append(f"report: {report_path}")
+    return lines
+
+
+def _command(config: pytest.Config) -> str:
+    """Return the command line as the user typed it."""
+    return shlex.join(["pytest", *map(str, config.invocation_params.args)])

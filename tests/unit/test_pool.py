@@ -1,0 +1,198 @@
+"""How often servers are launched, and what a failure costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from pytest_specdec.errors import LaunchError, MeasurementError
+from pytest_specdec.model import LaunchRecord, LaunchRounds, Measurement, Workload
+from pytest_specdec.plan import PlannedMeasurement, PlannedTest, build_plan
+from pytest_specdec.pool import Served, ServerPool
+from pytest_specdec.spec import ServerSpec
+
+CHAT = Workload(name="chat", prompts=(), content_hash="c" * 64)
+A, B = ServerSpec.tiny("a"), ServerSpec.tiny("b", "--tp 2")
+
+
+def record(spec: ServerSpec, index: int) -> LaunchRecord:
+    return LaunchRecord(
+        index=index,
+        spec_name=spec.name,
+        spec_hash=spec.content_hash,
+        command="",
+        host="here",
+        node="cpu-x-2c",
+        started_unix_s=0.0,
+        ready_s=1.0,
+        log_path="",
+        sglang_version=None,
+        drafting=False,
+        server_args={},
+        facts={},
+    )
+
+
+class FakeServed:
+    def __init__(self, world: World, spec: ServerSpec, index: int) -> None:
+        self.record = record(spec, index)
+        self.world = world
+        self.name = spec.name
+        self.dead = False
+
+    def check_alive(self) -> None:
+        if self.dead:
+            raise LaunchError(f"{self.name} died")
+
+    def stop(self) -> None:
+        self.world.events.append(f"stop {self.name}")
+
+
+@dataclass
+class World:
+    """Counts what a pool does, and fails where it is told to."""
+
+    events: list[str] = field(default_factory=list)
+    fail_start: set[str] = field(default_factory=set)
+    fail_measure: set[int] = field(default_factory=set)
+    die_measure: set[int] = field(default_factory=set)
+
+    def start(self, spec: ServerSpec, index: int) -> FakeServed:
+        self.events.append(f"start {spec.name} {index}")
+        if spec.name in self.fail_start:
+            raise LaunchError(f"{spec.name} did not start")
+        return FakeServed(self, spec, index)
+
+    def measure(self, served: Served, planned: PlannedMeasurement) -> LaunchRounds:
+        concurrency = planned.measurement.concurrency
+        self.events.append(f"measure {served.record.spec_name} c{concurrency}")
+        if concurrency in self.die_measure:
+            assert isinstance(served, FakeServed)
+            served.dead = True
+            raise MeasurementError("connection dropped")
+        if concurrency in self.fail_measure:
+            raise MeasurementError("no tokens")
+        return LaunchRounds(launch=served.record, warmup=(), rounds=())
+
+    def pool(self, *wanted: tuple[ServerSpec, int | None], launches: int = 1) -> ServerPool:
+        tests = [
+            PlannedTest(
+                nodeid=f"t{i}",
+                spec=spec,
+                measurement=None if c is None else want(spec, c),
+                rounds=1,
+                warmup=0,
+            )
+            for i, (spec, c) in enumerate(wanted)
+        ]
+        plan = build_plan(tests, lambda _: launches)
+        return ServerPool(plan, start=self.start, measure=self.measure)
+
+
+def want(spec: ServerSpec, concurrency: int) -> Measurement:
+    return Measurement(spec=spec, workload=CHAT, concurrency=concurrency)
+
+
+def test_one_launch_takes_every_measurement_of_its_spec() -> None:
+    world = World()
+    pool = world.pool((A, 1), (A, 4), (A, 1))
+
+    pool.measured(want(A, 4))
+    pool.measured(want(A, 1))
+
+    assert world.events == ["start a 0", "measure a c1", "measure a c4"]
+
+
+def test_another_spec_stops_the_server_that_runs() -> None:
+    world = World()
+    pool = world.pool((A, 1), (B, 1))
+
+    pool.measured(want(A, 1))
+    pool.measured(want(B, 1))
+    pool.close()
+
+    assert world.events == ["start a 0", "measure a c1", "stop a", "start b 0", "measure b c1", "stop b"]
+    assert pool.launch_count == 2
+
+
+def test_several_launches_are_separate_starts() -> None:
+    world = World()
+    pool = world.pool((A, 1), launches=3)
+
+    rounds = pool.measured(want(A, 1))
+
+    assert [one.launch.index for one in rounds] == [0, 1, 2]
+    assert world.events.count("stop a") == 2
+
+
+def test_free_use_comes_after_the_measurements_on_the_same_launch() -> None:
+    world = World()
+    pool = world.pool((A, None), (A, 1))
+
+    served = pool.server(A)
+
+    assert served.record.spec_name == "a"
+    assert world.events == ["start a 0", "measure a c1"]
+    assert pool.server(A) is served
+
+
+def test_free_use_after_the_server_was_stopped_starts_it_again_unmeasured() -> None:
+    world = World()
+    pool = world.pool((A, 1), (B, 1))
+    pool.measured(want(A, 1))
+    pool.measured(want(B, 1))
+
+    assert pool.server(A).record.index == 1
+
+    assert world.events[-2:] == ["stop b", "start a 1"]
+
+
+def test_a_launch_that_failed_is_paid_once_and_told_to_every_test() -> None:
+    world = World(fail_start={"a"})
+    pool = world.pool((A, 1), (A, 4), (A, None))
+
+    for concurrency in (1, 4):
+        with pytest.raises(LaunchError, match="a did not start"):
+            pool.measured(want(A, concurrency))
+    with pytest.raises(LaunchError, match="a did not start"):
+        pool.server(A)
+
+    assert world.events == ["start a 0"]
+
+
+def test_a_measurement_that_fails_leaves_the_others_alone() -> None:
+    world = World(fail_measure={4})
+    pool = world.pool((A, 4), (A, 1))
+
+    with pytest.raises(MeasurementError, match="no tokens"):
+        pool.measured(want(A, 4))
+
+    assert len(pool.measured(want(A, 1))) == 1
+    assert world.events == ["start a 0", "measure a c4", "measure a c1"]
+
+
+def test_a_server_that_dies_while_measuring_is_the_reason_for_all_that_is_left() -> None:
+    world = World(die_measure={4})
+    pool = world.pool((A, 1), (A, 4), (A, 8))
+
+    assert len(pool.measured(want(A, 1))) == 1
+    for concurrency in (4, 8):
+        with pytest.raises(LaunchError, match="a died"):
+            pool.measured(want(A, concurrency))
+
+    assert world.events == ["start a 0", "measure a c1", "measure a c4", "stop a"]
+
+
+def test_finished_stops_only_the_spec_that_is_named() -> None:
+    world = World()
+    pool = world.pool((A, 1), (B, 1))
+    pool.measured(want(A, 1))
+
+    pool.finished(B)
+    assert "stop a" not in world.events
+    pool.finished(A)
+
+    assert world.events[-1] == "stop a"
+    pool.close()
+    assert world.events.count("stop a") == 1
