@@ -58,12 +58,14 @@ def read(path: Path) -> dict[str, Any]:
     return document
 
 
-def write(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a document whole or not at all: sorted keys, two spaces, a newline at the end, numbers rounded.
+def write(path: Path, document: Mapping[str, Any], *, digits: int = 6) -> None:
+    """Write a document whole or not at all: sorted keys, two spaces, a newline at the end.
+
+    Numbers are rounded to ``digits`` significant ones: six tell a measured value, a time since the epoch needs more.
 
     Raises ValueError for a number that is not finite: such a file could not be read back.
     """
-    text = json.dumps(_rounded(document), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(_rounded(document, digits), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
@@ -80,13 +82,13 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
         raise
 
 
-def _rounded(value: Any) -> Any:  # noqa: ANN401  # any JSON value
+def _rounded(value: Any, digits: int) -> Any:  # noqa: ANN401  # any JSON value
     if isinstance(value, float):
-        return fixed(value) if math.isfinite(value) else value
+        return fixed(value, digits) if math.isfinite(value) else value
     if isinstance(value, Mapping):
-        return {key: _rounded(entry) for key, entry in value.items()}
+        return {key: _rounded(entry, digits) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(entry) for entry in value]
+        return [_rounded(entry, digits) for entry in value]
     return value
 
 

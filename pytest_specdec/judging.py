@@ -213,5 +213,10 @@ def _environment(launches: Sequence[LaunchRounds]) -> dict[str, Any]:
         "spec_hash": launch.spec_hash,
         "command": launch.command,
         **{key: value for key, value in launch.facts.items() if value is not None},
-        **{f"args.{key}": value for key, value in launch.server_args.items()},
+        # Of several hundred arguments most are off or empty; what is not there reads as that.
+        **{
+            f"args.{key}": value
+            for key, value in launch.server_args.items()
+            if not key.startswith("_") and value not in (False, "", [], "null")
+        },
     }

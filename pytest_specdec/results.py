@@ -227,5 +227,5 @@ class Recorder:
     def write(self, document: Mapping[str, Any]) -> Path:
         """Rewrite ``results.json`` whole; returns its path."""
         self.root.mkdir(parents=True, exist_ok=True)
-        jsonfile.write(self.results_path, {"schema_version": RESULTS_SCHEMA_VERSION, **document})
+        jsonfile.write(self.results_path, {"schema_version": RESULTS_SCHEMA_VERSION, **document}, digits=15)
         return self.results_path

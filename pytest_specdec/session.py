@@ -319,6 +319,7 @@ def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first = dict(documents[0])
     for name in ("baseline_changes", "failures", "measurements"):
         first[name] = [entry for document in documents for entry in document[name]]
+    first["measurements"].sort(key=lambda entry: str(entry["key"]))
     first["launch_count"] = sum(document["launch_count"] for document in documents)
     return first
 

@@ -9,7 +9,8 @@ A spec's environment drives it:
 ``FAKE_NO_VERIFY_CT``  set: the server drafts but does not say how often it verified
 ``FAKE_STOP_AT``       stop each answer after this many tokens
 ``FAKE_DIE``           ``start``: exit 1 with a traceback; ``flag``: exit 2 as argparse does;
-                       ``generate``: die on the first streamed request
+                       ``generate``: die on the first streamed request; ``hang``: never get ready;
+                       ``stubborn``: ignore SIGTERM
 ``FAKE_COUNTER``       a file that gets a line for each launch
 """
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import sys
 import threading
 import time
@@ -151,6 +153,10 @@ def serve() -> None:
         print('  File "model_config.py", line 353, in load', flush=True)
         print("OSError: no such model: /nowhere", flush=True)
         sys.exit(1)
+    if death == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if death == "hang":
+        threading.Event().wait()
     log("Load weight end. elapsed=0.05 s, type=Fake, avail mem=63.8 GB, mem usage=15.1 GB.")
     log("KV Cache is allocated. #tokens: 16384, K size: 5.23 GB, V size: 5.23 GB")
     server = ThreadingHTTPServer(("127.0.0.1", int(option("--port") or 0)), Handler)

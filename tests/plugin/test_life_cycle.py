@@ -1,0 +1,130 @@
+"""Nothing is left behind, whatever ends the session."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.plugin.conftest import TEST_B, Suite
+
+
+def servers_of(suite: Suite) -> list[int]:
+    """Processes that were started with this suite's fake engine."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ", "status"]):
+        environ = process.info["environ"] or {}
+        if environ.get("FAKE_COUNTER") == str(suite.counter) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process.pid)
+    return found
+
+
+def wait_for(what: Callable[[], bool], *, deadline_s: float = 30) -> None:
+    end = time.monotonic() + deadline_s
+    while not what():
+        assert time.monotonic() < end, f"waited {deadline_s:g} s"
+        time.sleep(0.05)
+
+
+def start(suite: Suite, *args: str, **env: str) -> subprocess.Popen[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-p", "no:randomly", *args],
+        cwd=suite.root,
+        env={
+            **clean,
+            "PYTEST_SPECDEC_PYTHON": str(suite.python),
+            "PYTEST_SPECDEC_CACHE": str(suite.root / "cache"),
+            "PYTEST_SPECDEC_NODE": "cpu-test",
+            **env,
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("death", ["hang", ""], ids=["while launching", "while serving"])
+def test_an_interrupt_ends_the_server(suite: Suite, number: signal.Signals, death: str) -> None:
+    suite.write(TEST_B.replace("specdec_benchmark()\n", "import time; specdec_benchmark(check=False); time.sleep(60)\n"))
+    session = start(suite, FAKE_DIE=death)
+    wait_for(lambda: bool(servers_of(suite)))
+    if not death:
+        wait_for((suite.root / ".specdec" / "results.json").exists)
+
+    session.send_signal(number)
+    session.communicate(timeout=40)
+
+    assert session.returncode != 0
+    wait_for(lambda: not servers_of(suite), deadline_s=5)
+
+
+def test_rounds_measured_before_an_interrupt_are_kept(suite: Suite) -> None:
+    suite.write(TEST_B.replace("output_tokens=31", "output_tokens=300"))
+    rounds = suite.root / ".specdec" / "rounds.jsonl"
+    session = start(suite, "--specdec-rounds=50")
+    wait_for(lambda: rounds.exists() and len(rounds.read_text().splitlines()) >= 3)
+
+    session.send_signal(signal.SIGINT)
+    session.communicate(timeout=40)
+
+    assert session.returncode == 2
+    assert len(rounds.read_text().splitlines()) >= 3
+    assert not servers_of(suite)
+
+
+def test_a_passing_session_leaves_no_process_port_or_lock(suite: Suite) -> None:
+    suite.write(TEST_B)
+
+    assert suite.run("--update-baselines", "--specdec-launches=1").ret == 0
+
+    assert not servers_of(suite)
+    again = start(suite)
+    assert again.wait(timeout=60) == 0, "the host's lock is free"
+    assert again.stdout is not None
+    again.stdout.close()
+
+
+def test_a_server_that_ignores_sigterm_is_killed(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite.write(TEST_B)
+
+    result = suite.run("--update-baselines", "--specdec-launches=1", env={"FAKE_DIE": "stubborn"})
+
+    assert result.ret == 0
+    assert not servers_of(suite)
+
+
+def test_a_hang_is_reported_with_its_phase_and_the_last_lines(suite: Suite) -> None:
+    suite.write(TEST_B)
+
+    result = suite.run("--specdec-startup-timeout=2", env={"FAKE_DIE": "hang"})
+
+    assert result.ret == 12
+    text = result.stdout.str()
+    assert "waited for the server to be ready until its log showed no progress for 2 s" in text
+    assert "--specdec-startup-timeout" in text
+    assert "last phase weights" in text
+    assert "Load weight begin" in text
+    assert not servers_of(suite)
+
+
+def test_a_second_session_waits_for_the_host(suite: Suite, tmp_path: Path) -> None:
+    suite.write(TEST_B.replace("output_tokens=31", "output_tokens=200"))
+    first = start(suite, "--specdec-rounds=4", "--specdec-report=one")
+    wait_for(lambda: bool(servers_of(suite)))
+
+    second = start(suite, "--specdec-rounds=1", "--specdec-report=two")
+    said, _ = second.communicate(timeout=60)
+    first.communicate(timeout=60)
+
+    assert "waiting for localhost: another pytest process measures there" in said
+    assert suite.launches == 2

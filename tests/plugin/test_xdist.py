@@ -1,0 +1,45 @@
+"""Under pytest-xdist: what workers measured comes together in one table, one document and one exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.plugin.conftest import TEST_B, Suite
+
+TWO = TEST_B.replace("[B]", "[A, B]")
+
+
+@pytest.mark.parametrize("args", [("-p", "no:xdist"), ("-n", "0"), ("-n", "2")], ids=["none", "n0", "n2"])
+def test_results_are_merged(suite: Suite, args: tuple[str, ...]) -> None:
+    suite.write(TWO)
+
+    result = suite.run(*args, "--update-baselines", "--specdec-launches=1")
+
+    assert result.ret == 0
+    result.assert_outcomes(passed=2)
+    assert [entry["server"] for entry in suite.results["measurements"]] == ["a", "b"]
+    assert suite.results["launch_count"] == 2
+    assert suite.baseline("b--smoke--c1--o31").exists()
+    result.stdout.fnmatch_lines(["a *smoke c1 o31*", "b *smoke c1 o31*3.000*"])
+
+
+@pytest.mark.parametrize("args", [("-n", "0"), ("-n", "2")], ids=["n0", "n2"])
+def test_the_exit_code_is_that_of_the_outcomes(suite: Suite, args: tuple[str, ...]) -> None:
+    suite.write(TEST_B)
+
+    assert suite.run(*args).ret == 11
+    assert suite.run(*args, env={"FAKE_DIE": "start"}).ret == 12
+
+
+def test_workers_never_measure_at_the_same_time(suite: Suite) -> None:
+    suite.write(TWO)
+
+    assert suite.run("-n", "2").ret == 11
+
+    spans = sorted(
+        (launch["started_unix_s"], launch["started_unix_s"] + launch["ready_s"])
+        for entry in suite.results["measurements"]
+        for launch in entry["launches"]
+    )
+    assert len(spans) == 2
+    assert spans[0][1] <= spans[1][0]
