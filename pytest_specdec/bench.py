@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -29,6 +30,7 @@ class Loadable(Protocol):
         sampling: Sampling,
         clock: Callable[[], float],
         request_timeout_s: float,
+        deadline_s: float,
     ) -> tuple[float, tuple[RequestSample, ...]]:
         """Send every prompt once."""
 
@@ -62,6 +64,8 @@ def measure(
     written before the next can fail.
     """
     prompts = prompts_of_a_round(measurement.workload.prompts, measurement.concurrency)
+    stream_s = measurement.output_tokens / _SLOWEST_TOK_S
+    turns = math.ceil(len(prompts) / measurement.concurrency)
 
     def one(index: int, *, is_warmup: bool) -> Round:
         server.flush_cache()
@@ -72,7 +76,8 @@ def measure(
             output_tokens=measurement.output_tokens,
             sampling=measurement.sampling,
             clock=clock.monotonic,
-            request_timeout_s=_PATIENCE_S + measurement.output_tokens / _SLOWEST_TOK_S,
+            request_timeout_s=_PATIENCE_S + stream_s,
+            deadline_s=_PATIENCE_S + stream_s * turns,
         )
         done = Round(index=index, warmup=is_warmup, started_unix_s=started_unix_s, wall_s=wall_s, requests=samples)
         on_round(done)

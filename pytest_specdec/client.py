@@ -1,7 +1,7 @@
 """One running server over HTTP: what it says of itself, its cache, a request, and a measured load.
 
 Errors of the HTTP library become :class:`ServerRequestError`, with what was asked, how long it took, and the
-beginning of the answer.
+beginning of the answer. The measured load is in :mod:`pytest_specdec.http_stream`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pytest_specdec.clock import Clock, SystemClock
 from pytest_specdec.errors import ServerRequestError
 from pytest_specdec.model import Prompt, RequestSample, Sampling
 
 _SECRET: Final = re.compile(r"(key|token|secret|password)(_b)?$")
+_SHOWN_OF_AN_ANSWER: Final = 300
 #: Keys of the answer that are about the engine's state rather than its arguments.
 _STATE: Final = frozenset(
     {"internal_states", "version", "startup_time", "launch_command", "last_gen_throughput", "memory_usage"}
@@ -73,14 +75,16 @@ def parse_server_info(answer: Mapping[str, Any]) -> ServerInfo:
 class ServerClient:
     """A server at ``base_url``. Every request has a deadline, ``timeout_s`` unless the call says otherwise."""
 
-    def __init__(self, base_url: str, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, base_url: str, *, timeout_s: float = 30.0, clock: Clock | None = None) -> None:
         self.base_url = base_url.rstrip("/")
         self._timeout_s = timeout_s
+        self._clock: Clock = clock or SystemClock()
 
     def _ask(self, method: str, path: str, *, timeout_s: float | None = None, json: object = None) -> Any:  # noqa: ANN401  # requests.Response
         import requests  # noqa: PLC0415  # importing the package must not load an HTTP library
 
-        url, limit_s = f"{self.base_url}{path}", timeout_s or self._timeout_s
+        url, limit_s = f"{self.base_url}{path}", self._timeout_s if timeout_s is None else timeout_s
+        began = self._clock.monotonic()
         try:
             # A proxy of the environment is not meant for a server on this host.
             with requests.Session() as session:
@@ -89,17 +93,33 @@ class ServerClient:
         except requests.Timeout:
             raise ServerRequestError(f"{method} {url}: no answer within {limit_s:g} s") from None
         except requests.RequestException as error:
-            raise ServerRequestError(f"{method} {url}: {error}") from None
+            passed_s = self._clock.monotonic() - began
+            raise ServerRequestError(f"{method} {url}: failed after {passed_s:.1f} s: {error}") from None
+
+    def _refused(self, method: str, path: str, answer: Any, what: str) -> ServerRequestError:  # noqa: ANN401  # requests.Response
+        shown = answer.text[:_SHOWN_OF_AN_ANSWER].strip()
+        passed_s = answer.elapsed.total_seconds()
+        return ServerRequestError(f"{method} {self.base_url}{path}: {what} after {passed_s:.1f} s: {shown}")
 
     def _expect_ok(self, method: str, path: str, answer: Any) -> Any:  # noqa: ANN401  # requests.Response
         if answer.status_code != 200:
-            raise ServerRequestError(
-                f"{method} {self.base_url}{path}: HTTP {answer.status_code}: {answer.text[:300].strip()}"
-            )
+            raise self._refused(method, path, answer, f"HTTP {answer.status_code}")
         return answer
 
+    def _json_object(self, method: str, path: str, answer: Any) -> dict[str, Any]:  # noqa: ANN401  # requests.Response
+        try:
+            told = self._expect_ok(method, path, answer).json()
+        except ValueError:
+            told = None
+        if not isinstance(told, dict):
+            raise self._refused(method, path, answer, "expected a JSON object, got this")
+        return told
+
     def health(self, *, timeout_s: float = 25.0) -> int | None:
-        """Return the status code of ``/health``, None when nothing listens. It runs a token: not while measuring."""
+        """Return the status code of ``/health``; None when nothing listens, or nothing answers in time.
+
+        The server runs a token for it: not to be asked while measuring.
+        """
         try:
             return int(self._ask("GET", "/health", timeout_s=timeout_s).status_code)
         except ServerRequestError:
@@ -112,31 +132,23 @@ class ServerClient:
         if answer.status_code == 404:
             path = "/get_server_info"
             answer = self._ask("GET", path)
-        answer = self._expect_ok("GET", path, answer)
-        try:
-            told = answer.json()
-        except ValueError:
-            told = None
-        if not isinstance(told, dict):
-            raise ServerRequestError(f"GET {self.base_url}{path}: expected a JSON object, got {answer.text[:300]!r}")
-        return parse_server_info(told)
+        return parse_server_info(self._json_object("GET", path, answer))
 
     def flush_cache(self) -> None:
         """Empty the prefix cache; raises when the server says that it did not (requests are running)."""
-        answer = self._ask("POST", "/flush_cache")
+        method = "POST"
+        answer = self._ask(method, "/flush_cache")
         if answer.status_code == 405:
-            answer = self._ask("GET", "/flush_cache")
-        self._expect_ok("POST", "/flush_cache", answer)
+            method = "GET"
+            answer = self._ask(method, "/flush_cache")
+        self._expect_ok(method, "/flush_cache", answer)
 
-    def generate_once(self, text: str, *, max_new_tokens: int, timeout_s: float = 120.0) -> Generated:
-        """Send one greedy request that is not streamed."""
+    def generate_once(self, text: str | Sequence[int], *, max_new_tokens: int, timeout_s: float = 120.0) -> Generated:
+        """Send one greedy request that is not streamed: a text, or token ids for a server without a tokenizer."""
+        prompt = {"text": text} if isinstance(text, str) else {"input_ids": list(text)}
         params = {"max_new_tokens": max_new_tokens, "temperature": 0.0, "ignore_eos": True}
-        answer = self._expect_ok(
-            "POST",
-            "/generate",
-            self._ask("POST", "/generate", json={"text": text, "sampling_params": params}, timeout_s=timeout_s),
-        )
-        told = answer.json()
+        answer = self._ask("POST", "/generate", json={**prompt, "sampling_params": params}, timeout_s=timeout_s)
+        told = self._json_object("POST", "/generate", answer)
         return Generated(
             text=told.get("text") or "",
             output_ids=tuple(told.get("output_ids") or ()),
@@ -152,8 +164,13 @@ class ServerClient:
         sampling: Sampling,
         clock: Callable[[], float],
         request_timeout_s: float,
+        deadline_s: float,
     ) -> tuple[float, tuple[RequestSample, ...]]:
-        """Send every prompt once, ``concurrency`` at a time; wall time (s) and samples, see :mod:`http_stream`."""
+        """Send every prompt once, ``concurrency`` at a time; return the wall time (s) and samples in prompt order.
+
+        What goes wrong with a request is in its sample, see :func:`pytest_specdec.http_stream.closed_loop`. Only
+        when no connection can be made at all is :class:`ServerRequestError` raised.
+        """
         import asyncio  # noqa: PLC0415  # loaded on first use, like the HTTP library
 
         from pytest_specdec import http_stream  # noqa: PLC0415  # needs asyncio
@@ -168,7 +185,9 @@ class ServerClient:
                     sampling=sampling,
                     clock=clock,
                     request_timeout_s=request_timeout_s,
+                    deadline_s=deadline_s,
                 )
             )
         except (OSError, asyncio.TimeoutError) as error:
-            raise ServerRequestError(f"{self.base_url}: no connection for the load: {error}") from None
+            why = str(error) or f"nothing answered within {http_stream.CONNECT_TIMEOUT_S:g} s"
+            raise ServerRequestError(f"{self.base_url}: no connection for the load: {why}") from None

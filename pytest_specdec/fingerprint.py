@@ -30,14 +30,15 @@ _TELL_ENGINE: Final = """
 import importlib.metadata as m, platform
 print("os", platform.platform())
 print("python_version", platform.python_version())
-for name in ("sglang", "torch", "flashinfer-python", "sglang-kernel", "sgl-kernel", "transformers", "triton"):
+for name in (
+    "sglang", "torch", "flashinfer-python", "sglang-kernel", "sgl-kernel", "transformers", "triton",
+    "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12",
+):
     try:
-        print(name.replace("-", "_") + "_version", m.version(name))
+        version = m.version(name)
     except m.PackageNotFoundError:
-        pass
-cuda = {d.version for d in m.distributions() if (d.metadata["Name"] or "").startswith("nvidia-cuda-runtime")}
-if cuda:
-    print("cuda_version", " ".join(sorted(cuda)))
+        continue
+    print("cuda_version" if "cuda" in name else name.replace("-", "_") + "_version", version)
 """
 
 

@@ -22,6 +22,8 @@ _COUNT: Final = b'"completion_tokens":'
 #: Where the histogram of right drafts is, by SGLang version: 0.5.12 and later, then 0.5.9.
 _HISTOGRAMS: Final = ("spec_correct_drafts_histogram", "spec_accept_histogram", "accept_histogram")
 _HEADER_LIMIT: Final = 64 * 1024
+_SHOWN_OF_AN_ANSWER: Final = 300
+CONNECT_TIMEOUT_S: Final = 10.0
 
 
 def request_body(prompt: Prompt, *, output_tokens: int, sampling: Sampling) -> bytes:
@@ -40,24 +42,25 @@ def request_body(prompt: Prompt, *, output_tokens: int, sampling: Sampling) -> b
 
 
 @dataclass(slots=True)
-class _Answer:
-    """What has been seen of one response; times are the clock's."""
+class Answer:
+    """What has been seen of one response; times are the clock's, ``arrivals`` are (time, tokens so far)."""
 
     sent: float = 0.0
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     last_event: bytes = b""
     error: str | None = None
+    timed_out: bool = False
     done: float = 0.0
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One kept-alive HTTP/1.1 connection, one response at a time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._transport: asyncio.Transport | None = None
         self._finished: asyncio.Future[None] | None = None
-        self._answer = _Answer()
+        self._answer = Answer()
         self._reset()
 
     def _reset(self) -> None:
@@ -68,18 +71,22 @@ class _Connection(asyncio.Protocol):
         self._left: int | None = None  # body bytes left without chunking; None: until the connection ends
         self._chunk_left = -1  # bytes left of the current chunk; -1: its size line comes next
         self._in_headers = True
+        self._keep_alive = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop, as are the next two."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """End the answer: whole, if it was to last until the connection ends."""
         self._transport = None
-        if self._finished is not None and not self._finished.done():
-            if not self._in_headers and not self._chunked and self._left is None:
-                self._finish(None)
-            else:
-                self._finish(f"the connection ended in the middle of the answer ({exc or 'closed by the server'})")
+        if not self._in_headers and not self._chunked and self._left is None:
+            self._complete(self._clock())
+        else:
+            self._finish(
+                f"the connection ended in the middle of the answer ({exc or 'closed by the server'})", self._clock()
+            )
 
     @property
     def usable(self) -> bool:
@@ -91,24 +98,32 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def send(self, head: bytes, body: bytes) -> _Answer:
-        """Send one request and return what its answer was, an error included."""
+    async def send(self, request: bytes, *, timeout_s: float, late: str) -> Answer:
+        """Send one request and return what its answer was, an error included; ``late`` is the one of a time-out."""
         assert self._transport is not None
         self._reset()
-        self._answer = answer = _Answer()
+        self._answer = answer = Answer()
         self._finished = asyncio.get_running_loop().create_future()
         answer.sent = self._clock()
-        self._transport.write(head + body)
-        await self._finished
+        self._transport.write(request)
+        try:
+            await asyncio.wait_for(self._finished, timeout_s)
+        except asyncio.TimeoutError:
+            answer.error, answer.done, answer.timed_out = late, self._clock(), True
+            self.close()
         return answer
 
     def data_received(self, data: bytes) -> None:
+        """Note the time, then read on."""
         now = self._clock()
+        if self._finished is None or self._finished.done():
+            self.close()  # bytes that no request asked for: what follows could not be told apart
+            return
         self._buffer += data
         try:
             self._advance(now)
         except ValueError as error:
-            self._finish(f"an answer that is not HTTP: {error}")
+            self._finish(f"an answer that is not HTTP: {error}", now)
             self.close()
 
     def _advance(self, now: float) -> None:
@@ -124,11 +139,18 @@ class _Connection(asyncio.Protocol):
             ended = self._left is not None and self._left <= 0
         self._read_events(now)
         if ended:
-            self._answer.done = now
-            if self._status != 200:
-                self._finish(f"HTTP {self._status}: {bytes(self._body[:300]).decode(errors='replace')}")
-            else:
-                self._finish(None)
+            self._complete(now)
+
+    def _complete(self, now: float) -> None:
+        shown = bytes(self._body[:_SHOWN_OF_AN_ANSWER]).strip()
+        if self._status != 200:
+            self._finish(f"HTTP {self._status}: {shown.decode(errors='replace')}", now)
+        else:
+            # An answer that is no event stream is kept for the message.
+            self._answer.last_event = self._answer.last_event or shown
+            self._finish(None, now)
+        if not self._keep_alive:
+            self.close()
 
     def _read_headers(self) -> bool:
         end = self._buffer.find(b"\r\n\r\n")
@@ -149,6 +171,8 @@ class _Connection(asyncio.Protocol):
                 self._chunked = b"chunked" in value.lower()
             elif key == b"content-length":
                 self._left = int(value)
+            elif key == b"connection":
+                self._keep_alive = value.strip().lower() != b"close"
         self._in_headers = False
         return True
 
@@ -196,14 +220,80 @@ class _Connection(asyncio.Protocol):
         end = at
         while end < len(event) and (event[end] == 0x20 or 0x30 <= event[end] <= 0x39):
             end += 1
-        tokens = int(event[at:end])
+        tokens = int(event[at:end].strip() or b"0")
         if tokens > (answer.arrivals[-1][1] if answer.arrivals else 0):
             answer.arrivals.append((now, tokens))
 
-    def _finish(self, error: str | None) -> None:
-        self._answer.error = self._answer.error or error
+    def _finish(self, error: str | None, now: float) -> None:
         if self._finished is not None and not self._finished.done():
+            self._answer.error, self._answer.done = error, now
             self._finished.set_result(None)
+
+
+class _Round:
+    """What the requests of one round share: where they go, when the round began, and how long it may take.
+
+    It sends a request when it is told to, on the connection it is told: when that is, and on how many
+    connections, is the caller's (a closed loop below; an open loop would send at set times).
+    """
+
+    def __init__(self, base_url: str, clock: Callable[[], float], request_timeout_s: float, deadline_s: float) -> None:
+        address = urlsplit(base_url)
+        self._tls = address.scheme == "https"
+        self._host = address.hostname or "127.0.0.1"
+        self._port = address.port or (443 if self._tls else 80)
+        self._head = (
+            f"POST {address.path.rstrip('/')}/generate HTTP/1.1\r\nHost: {address.netloc.rpartition('@')[2]}\r\n"
+            "Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: "
+        ).encode()
+        self._clock = clock
+        self._request_timeout_s = request_timeout_s
+        self._deadline_s = deadline_s
+        self._connections: list[Connection] = []
+        self._stuck = False
+        self.began = clock()
+
+    async def connect(self) -> Connection:
+        """Open one more connection; raises OSError or a time-out of asyncio."""
+        made = asyncio.get_running_loop().create_connection(
+            lambda: Connection(self._clock), self._host, self._port, ssl=True if self._tls else None
+        )
+        _, connection = await asyncio.wait_for(made, timeout=CONNECT_TIMEOUT_S)
+        self._connections.append(connection)
+        return connection
+
+    async def ask(self, connection: Connection, prompt: Prompt, body: bytes) -> tuple[Connection, RequestSample]:
+        """Send one request; return its sample and the connection to use next, a new one where the old had ended."""
+        left_s = self.began + self._deadline_s - self._clock()
+        if self._stuck or left_s <= 0:
+            now = self._clock()
+            why = "an earlier request was not answered in time" if self._stuck else self._past_the_deadline()
+            return connection, _sample(prompt, Answer(sent=now, done=now, error=f"not sent: {why}"), self.began)
+        try:
+            if not connection.usable:
+                connection = await self.connect()
+        except (OSError, asyncio.TimeoutError) as error:
+            now = self._clock()
+            why = str(error) or f"nothing answered within {CONNECT_TIMEOUT_S:g} s"
+            return connection, _sample(prompt, Answer(sent=now, done=now, error=f"no connection: {why}"), self.began)
+        whole_round = left_s < self._request_timeout_s
+        answer = await connection.send(
+            self._head + str(len(body)).encode() + b"\r\n\r\n" + body,
+            timeout_s=left_s if whole_round else self._request_timeout_s,
+            late=self._past_the_deadline() if whole_round else f"no whole answer within {self._request_timeout_s:g} s",
+        )
+        # The round is lost already; a server that hangs must not cost a time-out for each request that is left.
+        if answer.timed_out:
+            self._stuck = True
+        return connection, _sample(prompt, answer, self.began)
+
+    def _past_the_deadline(self) -> str:
+        return f"the round did not end within {self._deadline_s:g} s"
+
+    def close(self) -> None:
+        """Drop every connection."""
+        for connection in self._connections:
+            connection.close()
 
 
 async def closed_loop(
@@ -215,62 +305,41 @@ async def closed_loop(
     sampling: Sampling,
     clock: Callable[[], float],
     request_timeout_s: float,
+    deadline_s: float,
 ) -> tuple[float, tuple[RequestSample, ...]]:
-    """Send every prompt once, ``concurrency`` at a time; return the wall time and the samples in prompt order.
+    """Send every prompt once, ``concurrency`` at a time; return the wall time (s) and the samples in prompt order.
 
-    Connections are opened before the first request and kept. Nothing is retried: an error is part of the
-    sample. A request that takes longer than ``request_timeout_s`` is abandoned with that as its error.
+    Connections are opened before the round begins and kept. Nothing is retried: an error is part of the sample.
+    A request that takes longer than ``request_timeout_s``, or is not done ``deadline_s`` after the round began,
+    is abandoned with that as its error; after one of those, no further request is sent.
+
+    Raises:
+        OSError: the first connections can't be made (asyncio.TimeoutError: not in time).
     """
-    address = urlsplit(base_url)
-    host, port = address.hostname or "127.0.0.1", address.port or 80
-    head = (
-        f"POST /generate HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
-        "Accept: text/event-stream\r\nContent-Length: "
-    ).encode()
     bodies = [request_body(prompt, output_tokens=output_tokens, sampling=sampling) for prompt in prompts]
     samples: list[RequestSample | None] = [None] * len(prompts)
     waiting = iter(range(len(prompts)))
-    loop = asyncio.get_running_loop()
+    load = _Round(base_url, clock, request_timeout_s, deadline_s)
 
-    async def connect() -> _Connection:
-        _, connection = await asyncio.wait_for(
-            loop.create_connection(lambda: _Connection(clock), host, port), timeout=10
-        )
-        return connection
-
-    connections = [await connect() for _ in range(min(concurrency, len(prompts)))]
-    began = clock()
-
-    async def slot(connection: _Connection) -> None:
+    async def slot(connection: Connection) -> None:
         for index in waiting:
-            prompt, body = prompts[index], bodies[index]
-            try:
-                if not connection.usable:
-                    connection = await connect()
-                answer = await asyncio.wait_for(
-                    connection.send(head + str(len(body)).encode() + b"\r\n\r\n", body), request_timeout_s
-                )
-            except (OSError, asyncio.TimeoutError) as error:
-                connection.close()
-                answer = _Answer(sent=clock(), done=clock())
-                timed_out = isinstance(error, asyncio.TimeoutError)
-                answer.error = f"no answer within {request_timeout_s:g} s" if timed_out else f"no connection: {error}"
-            samples[index] = _sample(prompt, answer, began)
-        connection.close()
+            connection, samples[index] = await load.ask(connection, prompts[index], bodies[index])
 
     try:
+        connections = [await load.connect() for _ in range(min(concurrency, len(prompts)))]
+        load.began = clock()
         await asyncio.gather(*(slot(connection) for connection in connections))
+        wall_s = clock() - load.began
     finally:
-        for connection in connections:
-            connection.close()
-    wall_s = clock() - began
+        load.close()
     return wall_s, tuple(sample for sample in samples if sample is not None)
 
 
-def _sample(prompt: Prompt, answer: _Answer, began: float) -> RequestSample:
+def _sample(prompt: Prompt, answer: Answer, began: float) -> RequestSample:
+    """Make a sample of an answer. One without a token has its end for the times of its tokens."""
     arrivals = tuple((at - began, tokens) for at, tokens in answer.arrivals)
-    first, last = (arrivals[0], arrivals[-1]) if arrivals else ((0.0, 0), (0.0, 0))
-    empty = RequestSample(
+    first, last = (arrivals[0], arrivals[-1]) if arrivals else ((answer.done - began, 0),) * 2
+    seen = RequestSample(
         prompt_id=prompt.id,
         category=prompt.category,
         sent_s=answer.sent - began,
@@ -290,31 +359,36 @@ def _sample(prompt: Prompt, answer: _Answer, began: float) -> RequestSample:
         error=answer.error,
         arrivals=arrivals,
     )
-    if answer.error is not None:
-        return empty
-    return _with_server_facts(empty, answer.last_event)
+    return seen if answer.error is not None else _with_server_facts(seen, answer.last_event)
 
 
 def _with_server_facts(sample: RequestSample, event: bytes) -> RequestSample:
-    """Fill in what the last event says; an answer without tokens or with an error in it is an error."""
+    """Fill in what the last event says; an answer without tokens, aborted or with an error in it is an error."""
+    shown = event[:_SHOWN_OF_AN_ANSWER].decode(errors="replace")
     try:
         final = json.loads(event) if event else {}
-    except json.JSONDecodeError as error:
-        return dataclasses.replace(sample, error=f"the last event is no JSON: {error}")
-    if "error" in final:
-        return dataclasses.replace(sample, error=f"the server says {json.dumps(final['error'])[:300]}")
-    meta = final.get("meta_info")
-    if not isinstance(meta, dict) or not sample.arrivals:
-        return dataclasses.replace(sample, error=f"an answer without tokens: {event[:200].decode(errors='replace')}")
-    histogram = next((meta[name] for name in _HISTOGRAMS if meta.get(name) is not None), None)
+    except ValueError as error:
+        return dataclasses.replace(sample, error=f"the last event is no JSON ({error}): {shown}")
+    if not isinstance(final, dict) or not isinstance(final.get("meta_info"), dict) or not sample.arrivals:
+        if isinstance(final, dict) and "error" in final:
+            said = json.dumps(final["error"], ensure_ascii=False)[:_SHOWN_OF_AN_ANSWER]
+            return dataclasses.replace(sample, error=f"the server says {said}")
+        return dataclasses.replace(sample, error=f"an answer without tokens: {shown or 'nothing'}")
+    meta = final["meta_info"]
     reason = meta.get("finish_reason")
-    return dataclasses.replace(
-        sample,
-        prompt_tokens=int(meta.get("prompt_tokens") or 0),
-        cached_tokens=int(meta.get("cached_tokens") or 0),
-        verify_steps=None if meta.get("spec_verify_ct") is None else int(meta["spec_verify_ct"]),
-        accept_histogram=None if histogram is None else tuple(int(count) for count in histogram),
-        finish_reason=reason.get("type") if isinstance(reason, dict) else reason,
-        server_e2e_s=meta.get("e2e_latency"),
-        output_ids=tuple(final.get("output_ids") or ()),
-    )
+    if isinstance(reason, dict) and reason.get("type") == "abort":
+        return dataclasses.replace(sample, error=f"the server aborted it: {reason.get('message') or 'no reason given'}")
+    histogram = next((meta[name] for name in _HISTOGRAMS if meta.get(name) is not None), None)
+    try:
+        return dataclasses.replace(
+            sample,
+            prompt_tokens=int(meta.get("prompt_tokens") or 0),
+            cached_tokens=int(meta.get("cached_tokens") or 0),
+            verify_steps=None if meta.get("spec_verify_ct") is None else int(meta["spec_verify_ct"]),
+            accept_histogram=None if histogram is None else tuple(int(count) for count in histogram),
+            finish_reason=reason.get("type") if isinstance(reason, dict) else reason,
+            server_e2e_s=meta.get("e2e_latency"),
+            output_ids=tuple(final.get("output_ids") or ()),
+        )
+    except (TypeError, ValueError) as error:
+        return dataclasses.replace(sample, error=f"meta_info can't be read: {error}")

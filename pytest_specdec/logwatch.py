@@ -92,7 +92,7 @@ class LogWatch:
     """Follows a growing log; nothing is read twice.
 
     ``phase`` is the last one seen, ``ready`` whether SGLang said so. ``bind_error`` and ``dying`` are the first
-    lines that say so, None before. ``size`` is how many bytes were read.
+    lines that say so, None before. ``size`` is how many bytes were read, or are passed over at the start.
     """
 
     source: Readable

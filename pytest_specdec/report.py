@@ -38,6 +38,11 @@ def percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{fraction * 100:+.1f} %"
 
 
+def share(fraction: float) -> str:
+    """A percentage without a sign, with one decimal."""
+    return f"{fraction * 100:.1f} %"
+
+
 def _row(entry: Mapping[str, Any]) -> list[str]:
     judged = {row["metric"]: row for row in entry["judged"]}
     cells = []
@@ -95,7 +100,9 @@ def sparkline(rounds_by_launch: Sequence[Sequence[float]], *, width: int = 220, 
     if not values:
         return ""
     low, high = min(values), max(values)
-    span = (high - low) or max(abs(high), 1.0) * 0.02
+    if high == low:  # equal rounds lie on the middle line
+        low, high = low - 1, high + 1
+    span = high - low
     slots = len(values) + max(len(rounds_by_launch) - 1, 0)
     step = width / max(slots, 1)
     marks, slot = [], 0.5
@@ -107,7 +114,7 @@ def sparkline(rounds_by_launch: Sequence[Sequence[float]], *, width: int = 220, 
         slot += 1
     return (
         f'<svg class="spark" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-        f'aria-label="{len(values)} rounds from {number(low)} to {number(high)}">{"".join(marks)}</svg>'
+        f'aria-label="{len(values)} rounds from {number(min(values))} to {number(max(values))}">{"".join(marks)}</svg>'
     )
 
 
@@ -126,5 +133,6 @@ def html(document: Document) -> str:
     )
     environment.filters["number"] = number
     environment.filters["percent"] = percent
+    environment.filters["share"] = share
     environment.globals["sparkline"] = lambda rounds: markupsafe.Markup(sparkline(rounds))
     return environment.get_template("report.html.j2").render(document=document)

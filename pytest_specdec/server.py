@@ -188,7 +188,7 @@ def launch(
     host: Host,
     spec: ServerSpec,
     *,
-    python: str,
+    python: str | None,
     clock: Clock,
     log_path: Path,
     client_factory: ClientFactory,
@@ -213,10 +213,11 @@ def launch(
     _refuse_own_network(spec)
     port = host.free_port()
     argv = spec.argv(python, ("--host", "127.0.0.1", "--port", str(port)), home=host.home())
+    # A file that is there already tells of an earlier launch.
+    watch = LogWatch(host, log_path, size=len(host.read_from(log_path, 0)))
     began = clock.monotonic()
     process = host.spawn(argv, env=_environment(host, spec, extra_env), cwd=spec.cwd, log_path=log_path)
     with _ended_on_error(process, clock, spec.name):
-        watch = LogWatch(host, log_path)
         waiting = _Waiting(
             spec=spec,
             model=argv[argv.index("--model-path") + 1],

@@ -98,8 +98,10 @@ class Serving:
         facts = fingerprint.node_facts(self.host, device=self._settings.device)
         return facts if self._settings.node is None else dataclasses.replace(facts, slug=self._settings.node)
 
-    def python(self, spec: ServerSpec) -> PythonFound:
-        """Return the Python that runs SGLang for this spec."""
+    def python(self, spec: ServerSpec) -> PythonFound | None:
+        """Return the Python that runs SGLang for this spec; None when its launcher (a container) brings one."""
+        if spec.launcher_brings_python:
+            return None
         if spec.python not in self._pythons:
             self._pythons[spec.python] = find_python(
                 self.host,
@@ -126,7 +128,7 @@ class Serving:
         launched = spec
         if spec.runs_on_cpu:
             extra_env = engine_env.cpu_engine_environment(dict(os.environ))
-            launched = spec.with_paths(self._tiny_models(spec, found.path))
+            launched = spec if found is None else spec.with_paths(self._tiny_models(spec, found.path))
         lock = self._lock()
         try:
             self._notify(f"launching {spec.name} (launch {index + 1}): {spec.masked_command}")
@@ -134,7 +136,7 @@ class Serving:
             running = server.launch(
                 self.host,
                 launched,
-                python=found.path,
+                python=None if found is None else found.path,
                 clock=self._clock,
                 log_path=self._log_path(spec, index),
                 client_factory=ServerClient,
@@ -148,7 +150,6 @@ class Serving:
             raise
         try:
             record = self._record(spec, index, running, started_unix_s, node, found)
-            self._notify(f"{spec.name} is ready after {running.ready_s:.1f} s")
             return ServedHere(running, record, ServerClient(running.url), lock)
         except BaseException:
             running.stop()
@@ -192,12 +193,12 @@ class Serving:
         running: server.RunningServer,
         started_unix_s: float,
         node: fingerprint.NodeFacts,
-        found: PythonFound,
+        found: PythonFound | None,
     ) -> LaunchRecord:
         info = running.info
         facts = {
             **node.facts,
-            **fingerprint.engine_facts(self.host, found.path),
+            **({} if found is None else fingerprint.engine_facts(self.host, found.path)),
             **fingerprint.environment_variables({**os.environ, **spec.env}),
             **info.facts,
         }
@@ -211,7 +212,7 @@ class Serving:
             started_unix_s=started_unix_s,
             ready_s=running.ready_s,
             log_path=str(running.log_path),
-            sglang_version=info.version or found.sglang_version,
+            sglang_version=info.version or (None if found is None else found.sglang_version),
             drafting=info.drafting,
             server_args=info.args,
             facts=facts,

@@ -253,7 +253,7 @@ class SpecdecSession:
     def status_of(error: BaseException) -> tuple[str | None, str | None]:
         """Return the status word and the message of a failure; (None, None) for one that isn't ours."""
         if isinstance(error, VerdictFailure):
-            return error.status, None
+            return error.status, str(error)
         if isinstance(error, InfrastructureError):
             return "infrastructure", str(error)
         if isinstance(error, SpecdecError):

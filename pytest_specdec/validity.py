@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
@@ -86,24 +87,52 @@ def _not_drafting(run: Run) -> str | None:
 
 
 def _cached_tokens(run: Run) -> str | None:
+    """Compare with what a round's own prompts share.
+
+    A token stands for at least one byte, so a prompt can find no more tokens cached than the bytes it shares
+    with the beginning of another prompt; one that begins with the whole of another can also find that one's
+    output. A prompt that is sent twice may find all of itself. Of the requests sent first, as many as run
+    beside each other, one comes before any other and finds nothing.
+    """
+    allowed = _cached_allowances(run)
     for done in run.rounds:
         answered = [sample for sample in done.requests if sample.error is None]
-        if not answered:
-            continue
-        first = min(answered, key=lambda sample: sample.sent_s)
-        if first.cached_tokens > _CACHED_ALLOWANCE:
+        first = sorted(answered, key=lambda sample: sample.sent_s)[: run.measurement.concurrency]
+        if first and (least := min(sample.cached_tokens for sample in first)) > _CACHED_ALLOWANCE:
             return (
-                f"round {done.index + 1}: the first request, {first.prompt_id}, found {first.cached_tokens} of its "
-                f"{first.prompt_tokens} prompt tokens cached after a flush: something else uses the server"
+                f"round {done.index + 1}: each of the first {len(first)} requests found at least {least} prompt tokens "
+                "cached after a flush: something else uses the server"
             )
-        unique = [s for s in answered if "#" not in s.prompt_id]
-        cached, prompt = sum(s.cached_tokens for s in unique), sum(s.prompt_tokens for s in unique)
-        if prompt and cached > prompt / 2:
-            return (
-                f"round {done.index + 1}: {cached} of {prompt} prompt tokens were cached, more than prompts of one "
-                "workload share"
-            )
+        copied = {sample.prompt_id.partition("#")[0] for sample in answered if "#" in sample.prompt_id}
+        for sample in answered:
+            most = allowed.get(sample.prompt_id)
+            if most is not None and sample.prompt_id not in copied and sample.cached_tokens > most:
+                return (
+                    f"round {done.index + 1}: {sample.prompt_id} found {sample.cached_tokens} of its "
+                    f"{sample.prompt_tokens} prompt tokens cached, at most {most} can come from the round's other "
+                    "prompts: something else uses the server"
+                )
     return None
+
+
+def _cached_allowances(run: Run) -> dict[str, int]:
+    """The most tokens that each prompt can find cached when every prompt is sent once."""
+    texts = sorted((prompt.text.encode(), prompt.id) for prompt in run.measurement.workload.prompts)
+    most = dict.fromkeys((prompt_id for _, prompt_id in texts), 0)
+    # In sorted order the longest common beginning is with a neighbour, and a text follows those it begins with.
+    for (one, one_id), (other, other_id) in pairwise(texts):
+        unequal = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+        shared = next(unequal, min(len(one), len(other)))
+        most[one_id] = max(most[one_id], shared)
+        most[other_id] = max(most[other_id], shared)
+    begun: list[bytes] = []
+    for text, prompt_id in texts:
+        while begun and not text.startswith(begun[-1]):
+            begun.pop()
+        if begun:
+            most[prompt_id] = max(most[prompt_id], len(begun[-1]) + run.measurement.output_tokens)
+        begun.append(text)
+    return {prompt_id: tokens + _CACHED_ALLOWANCE for prompt_id, tokens in most.items()}
 
 
 def _simulated_acceptance(run: Run) -> str | None:

@@ -36,9 +36,9 @@ def load_workload(name_or_path: str) -> Workload:
         return _read(Path(name_or_path))
     if name_or_path not in built_in():
         near = difflib.get_close_matches(name_or_path, built_in(), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise WorkloadError(
-            f"there is no workload {name_or_path!r}{hint} Built in are {', '.join(built_in())}; "
+            f"there is no workload {name_or_path!r}.{hint} Built in are {', '.join(built_in())}; "
             "a path that ends in .jsonl is read as a file"
         )
     return _read(_SETS / f"{name_or_path}.jsonl")
@@ -57,7 +57,8 @@ def _read(path: Path) -> Workload:
             "letters and digits joined by single '.', '_' or '-'"
         )
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines(): a line separator (U+2028) may stand unescaped within a JSON string.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(f"{path}: can't be read as a workload: {error}") from None
     prompts = [_prompt(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
@@ -82,11 +83,18 @@ def _prompt(path: Path, number: int, line: str) -> Prompt:
     unknown = sorted(set(row) - _KEYS)
     if unknown:
         raise WorkloadError(f"{where}: unknown key {unknown[0]!r}; a prompt has text (or prompt), id, category")
-    text = row.get("text", row.get("prompt"))
+    if "text" in row and "prompt" in row:
+        raise WorkloadError(f"{where}: text and prompt are two words for the same; keep one of them")
+    key = "prompt" if "prompt" in row else "text"
+    text = row.get(key)
     if not isinstance(text, str) or not text:
-        raise WorkloadError(f"{where}: text: expected a string that is not empty, got {text!r}")
+        raise WorkloadError(f"{where}: {key}: expected a string that is not empty, got {text!r}")
     prompt_id, category = row.get("id", f"p{number}"), row.get("category", path.stem)
-    for key, value in (("id", prompt_id), ("category", category)):
+    for name, value in (("id", prompt_id), ("category", category)):
+        # '#' marks the copies of a prompt that a round sends more than once.
         if not isinstance(value, str) or not value or "#" in value:
-            raise WorkloadError(f"{where}: {key}: expected a string without '#', got {value!r}")
+            raise WorkloadError(f"{where}: {name}: expected a string that is not empty, without '#', got {value!r}")
+    for name, value in ((key, text), ("id", prompt_id), ("category", category)):
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise WorkloadError(f"{where}: {name}: holds half a surrogate pair, which no encoding can send")
     return Prompt(id=prompt_id, category=category, text=text)

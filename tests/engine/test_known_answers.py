@@ -14,9 +14,7 @@ from tests.perf.cpu_specs import BASE, EAGLE, EAGLE3, EAGLE3_TREE, NGRAM, STANDA
 ALL = [BASE, STANDALONE, NGRAM, EAGLE, EAGLE3, EAGLE3_TREE]
 DRAFTING = ALL[1:]
 
-pytestmark = pytest.mark.specdec(
-    workload="smoke", output_tokens=OUTPUT_TOKENS, rounds=3, waive=["degenerate-output"]
-)
+pytestmark = pytest.mark.specdec(workload="smoke", output_tokens=OUTPUT_TOKENS, rounds=3, waive=["degenerate-output"])
 
 
 @pytest.mark.parametrize("sglang_server", ALL, indirect=True)
@@ -41,7 +39,7 @@ def test_greedy_token_ids_do_not_depend_on_the_batch(
 
 @pytest.mark.parametrize("sglang_server", [STANDALONE], indirect=True)
 def test_a_draft_equal_to_the_target_is_always_right(specdec_benchmark: Any) -> None:
-    """n - 1 tokens after the prefill's, at most steps + 1 a verify step, so that many steps and no more."""
+    """After the prefill's token n - 1 are left, at most steps + 1 a verify step: so many steps and no more."""
     result = specdec_benchmark(check=False)
 
     expected = (OUTPUT_TOKENS - 1) / math.ceil((OUTPUT_TOKENS - 1) / (STEPS + 1))
@@ -72,9 +70,7 @@ def test_decode_throughput_is_accept_length_times_verify_rate(specdec_benchmark:
                 assert None not in (speed, *parts)
                 assert speed == pytest.approx(parts[0] * parts[1], rel=1e-12)  # type: ignore[operator]  # not None
             values = metrics.round_metrics(done, 1)
-            assert values["decode_tok_s"] == pytest.approx(
-                values["accept_length"] * values["verify_rate"], rel=1e-12
-            )
+            assert values["decode_tok_s"] == pytest.approx(values["accept_length"] * values["verify_rate"], rel=1e-12)
 
 
 @pytest.mark.parametrize("sglang_server", [BASE], indirect=True)

@@ -40,6 +40,7 @@ def option(name: str, default: str | None = None) -> str | None:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *_: object) -> None:
         """Keep quiet: the log file is SGLang's."""
@@ -51,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def do_GET(self) -> None:  # noqa: N802  # the base class's name
+    def do_GET(self) -> None:  # the base class's name
         if self.path.split("?")[0] in ("/server_info", "/get_server_info"):
             self.answer(200, json.dumps(server_info()).encode())
         elif self.path.startswith("/health"):
@@ -59,7 +60,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.answer(404, b"{}")
 
-    def do_POST(self) -> None:  # noqa: N802  # the base class's name
+    def do_POST(self) -> None:  # the base class's name
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.path.startswith("/flush_cache"):
             self.answer(200, b"Cache flushed.\n", "text/plain")
@@ -169,7 +170,7 @@ def serve() -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "-c":
         sys.path.insert(0, str(Path(__file__).parent / "site"))
-        exec(sys.argv[2], {"__name__": "__main__"})  # noqa: S102  # what python -c does
+        exec(sys.argv[2], {"__name__": "__main__"})  # what python -c does
     elif sys.argv[1] == "-m":
         sys.argv[1:] = sys.argv[3:]
         serve()

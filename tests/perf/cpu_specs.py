@@ -23,6 +23,4 @@ EAGLE3 = BASE.but(
     "tiny-eagle3", f"--speculative-algorithm EAGLE3 --speculative-draft-model-path tiny:eagle3-draft {_CHAIN}"
 )
 #: A tree of drafts instead of a chain.
-EAGLE3_TREE = EAGLE3.but(
-    "tiny-eagle3-tree", "--speculative-eagle-topk 2 --speculative-num-draft-tokens 6"
-)
+EAGLE3_TREE = EAGLE3.but("tiny-eagle3-tree", "--speculative-eagle-topk 2 --speculative-num-draft-tokens 6")

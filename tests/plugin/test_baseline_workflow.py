@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -165,7 +166,9 @@ def test_a_test_that_fails_for_a_reason_of_its_own_writes_no_baseline(suite: Sui
         (lambda text: text.replace('"schema_version": 1', '"schema_version": 99'), "99"),
     ],
 )
-def test_a_broken_baseline_file_never_disables_the_gate(recorded: Suite, spoil, said: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_broken_baseline_file_never_disables_the_gate(
+    recorded: Suite, spoil: Callable[[str], str], said: str
+) -> None:
     path = recorded.baseline(KEY)
     spoiled = spoil(path.read_text())
     path.write_text(spoiled)

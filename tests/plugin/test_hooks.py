@@ -7,8 +7,7 @@ from tests.plugin.conftest import TEST_B, Suite
 
 def test_a_conftest_adapts_specs_before_the_plan(suite: Suite) -> None:
     (suite.root / "conftest.py").write_text(
-        "def pytest_specdec_adapt_spec(spec, config):\n"
-        "    return spec.but(spec.name, env={'FAKE_ACCEPT': '2'})\n"
+        "def pytest_specdec_adapt_spec(spec, config):\n    return spec.but(spec.name, env={'FAKE_ACCEPT': '2'})\n"
     )
     suite.write(TEST_B)
 

@@ -8,6 +8,7 @@ from tests.plugin.conftest import Suite
 
 TESTS = """
 SPECS = [A, B]
+ANOTHER_A = ServerSpec.tiny('a', env=ENV).with_paths({'tiny:target': '/models/t'})
 
 @pytest.mark.specdec(workload="smoke", output_tokens=16, rounds=1, warmup=0)
 @pytest.mark.parametrize("concurrency", [1, 2])
@@ -16,7 +17,7 @@ def test_one(specdec_benchmark):
     specdec_benchmark(check=False)
 
 @pytest.mark.specdec(workload="smoke", output_tokens=24, rounds=1, warmup=0)
-@pytest.mark.parametrize("sglang_server", [ServerSpec.tiny('a', env=ENV).with_paths({'tiny:target': '/models/t'}), B], indirect=True)
+@pytest.mark.parametrize("sglang_server", [ANOTHER_A, B], indirect=True)
 def test_two(specdec_benchmark):
     specdec_benchmark(check=False)
 

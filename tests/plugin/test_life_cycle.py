@@ -55,7 +55,8 @@ def start(suite: Suite, *args: str, **env: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("death", ["hang", ""], ids=["while launching", "while serving"])
 def test_an_interrupt_ends_the_server(suite: Suite, number: signal.Signals, death: str) -> None:
-    suite.write(TEST_B.replace("specdec_benchmark()\n", "import time; specdec_benchmark(check=False); time.sleep(60)\n"))
+    body = "import time; specdec_benchmark(check=False); time.sleep(60)\n"
+    suite.write(TEST_B.replace("specdec_benchmark()\n", body))
     session = start(suite, FAKE_DIE=death)
     wait_for(lambda: bool(servers_of(suite)))
     if not death:

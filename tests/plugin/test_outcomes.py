@@ -181,7 +181,7 @@ def test_a_waived_rule_does_not_invalidate_and_is_printed(suite: Suite) -> None:
 def test_junit_properties_carry_verdict_and_figures(recorded: Suite) -> None:
     recorded.run("--junitxml=junit.xml", "-o", "junit_family=xunit1")
 
-    case = ET.parse(recorded.root / "junit.xml").getroot().find(".//testcase")  # noqa: S314  # our own file
+    case = ET.parse(recorded.root / "junit.xml").getroot().find(".//testcase")  # our own file
     assert case is not None
     properties = {p.get("name"): p.get("value") for p in case.iter("property")}
     assert properties["specdec_measurement"] == "b--smoke--c1--o31"

@@ -72,5 +72,5 @@ def test_hosts_are_this_machine_or_ssh_destinations(given: object, hosts: tuple[
 
 
 @pytest.mark.parametrize(("word", "value"), [("yes", True), ("1", True), ("off", False), ("", False)])
-def test_flags_read_as_ini_files_write_them(word: str, value: bool) -> None:  # noqa: FBT001  # a parameter
+def test_flags_read_as_ini_files_write_them(word: str, value: bool) -> None:  # a parameter
     assert s.flag(word, "ini") is value
