@@ -73,10 +73,16 @@ def parse_server_info(answer: Mapping[str, Any]) -> ServerInfo:
 
 
 class ServerClient:
-    """A server at ``base_url``. Every request has a deadline, ``timeout_s`` unless the call says otherwise."""
+    """A server at ``base_url``. Every request has a deadline, ``timeout_s`` unless the call says otherwise.
 
-    def __init__(self, base_url: str, *, timeout_s: float = 30.0, clock: Clock | None = None) -> None:
+    ``api_key`` is sent with each request, to a server that was started with ``--api-key``.
+    """
+
+    def __init__(
+        self, base_url: str, *, timeout_s: float = 30.0, clock: Clock | None = None, api_key: str | None = None
+    ) -> None:
         self.base_url = base_url.rstrip("/")
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._timeout_s = timeout_s
         self._clock: Clock = clock or SystemClock()
 
@@ -89,7 +95,7 @@ class ServerClient:
             # A proxy of the environment is not meant for a server on this host.
             with requests.Session() as session:
                 session.trust_env = False
-                return session.request(method, url, json=json, timeout=limit_s)
+                return session.request(method, url, json=json, timeout=limit_s, headers=self._headers)
         except requests.Timeout:
             raise ServerRequestError(f"{method} {url}: no answer within {limit_s:g} s") from None
         except requests.RequestException as error:
@@ -186,6 +192,7 @@ class ServerClient:
                     clock=clock,
                     request_timeout_s=request_timeout_s,
                     deadline_s=deadline_s,
+                    headers=self._headers,
                 )
             )
         except (OSError, asyncio.TimeoutError) as error:

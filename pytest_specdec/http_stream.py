@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -237,14 +238,22 @@ class _Round:
     connections, is the caller's (a closed loop below; an open loop would send at set times).
     """
 
-    def __init__(self, base_url: str, clock: Callable[[], float], request_timeout_s: float, deadline_s: float) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        clock: Callable[[], float],
+        request_timeout_s: float,
+        deadline_s: float,
+        headers: Mapping[str, str],
+    ) -> None:
         address = urlsplit(base_url)
         self._tls = address.scheme == "https"
         self._host = address.hostname or "127.0.0.1"
         self._port = address.port or (443 if self._tls else 80)
+        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self._head = (
             f"POST {address.path.rstrip('/')}/generate HTTP/1.1\r\nHost: {address.netloc.rpartition('@')[2]}\r\n"
-            "Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: "
+            f"{more}Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: "
         ).encode()
         self._clock = clock
         self._request_timeout_s = request_timeout_s
@@ -306,6 +315,7 @@ async def closed_loop(
     clock: Callable[[], float],
     request_timeout_s: float,
     deadline_s: float,
+    headers: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[float, tuple[RequestSample, ...]]:
     """Send every prompt once, ``concurrency`` at a time; return the wall time (s) and the samples in prompt order.
 
@@ -319,7 +329,7 @@ async def closed_loop(
     bodies = [request_body(prompt, output_tokens=output_tokens, sampling=sampling) for prompt in prompts]
     samples: list[RequestSample | None] = [None] * len(prompts)
     waiting = iter(range(len(prompts)))
-    load = _Round(base_url, clock, request_timeout_s, deadline_s)
+    load = _Round(base_url, clock, request_timeout_s, deadline_s, headers)
 
     async def slot(connection: Connection) -> None:
         for index in waiting:

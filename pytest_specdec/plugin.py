@@ -290,7 +290,10 @@ class _Outcomes:
 
     @property
     def _asked_to_measure(self) -> bool:
-        return self._tally.selected and options.load_settings(self._config).gpu_hosts is not None
+        if not self._tally.selected:
+            return False
+        settings = options.load_settings(self._config)
+        return settings.gpu_hosts is not None or settings.where["device"] != "default"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table of measurements, what became of baselines, and where the report is."""

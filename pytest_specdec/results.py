@@ -211,7 +211,7 @@ class Recorder:
     def round_done(self, measurement: Measurement, launch: LaunchRecord, done: Round) -> None:
         """Append one finished round, warm-up ones too."""
         if not self._started:
-            self.root.mkdir(parents=True, exist_ok=True)
+            self._make_root()
             self.rounds_path.unlink(missing_ok=True)
             self._started = True
         row = {
@@ -224,8 +224,14 @@ class Recorder:
         with self.rounds_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, sort_keys=True) + "\n")
 
+    def _make_root(self) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        ignored = self.root / ".gitignore"
+        if not ignored.exists():
+            ignored.write_text("# Made by pytest-specdec\n*\n", encoding="utf-8")
+
     def write(self, document: Mapping[str, Any]) -> Path:
         """Rewrite ``results.json`` whole; returns its path."""
-        self.root.mkdir(parents=True, exist_ok=True)
+        self._make_root()
         jsonfile.write(self.results_path, {"schema_version": RESULTS_SCHEMA_VERSION, **document}, digits=15)
         return self.results_path

@@ -6,7 +6,7 @@ import dataclasses
 import datetime as dt
 import os
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -129,6 +129,7 @@ class Serving:
         if spec.runs_on_cpu:
             extra_env = engine_env.cpu_engine_environment(dict(os.environ))
             launched = spec if found is None else spec.with_paths(self._tiny_models(spec, found.path))
+        client_for = partial(ServerClient, api_key=(spec.get("--api-key") or (None,))[0])
         lock = self._lock()
         try:
             self._notify(f"launching {spec.name} (launch {index + 1}): {spec.masked_command}")
@@ -139,7 +140,7 @@ class Serving:
                 python=None if found is None else found.path,
                 clock=self._clock,
                 log_path=self._log_path(spec, index),
-                client_factory=ServerClient,
+                client_factory=client_for,
                 startup_timeout_s=self._settings.startup_timeout_s,
                 startup_limit_s=self._settings.startup_limit_s,
                 extra_env=extra_env,
@@ -150,7 +151,7 @@ class Serving:
             raise
         try:
             record = self._record(spec, index, running, started_unix_s, node, found)
-            return ServedHere(running, record, ServerClient(running.url), lock)
+            return ServedHere(running, record, client_for(running.url), lock)
         except BaseException:
             running.stop()
             lock.release()

@@ -52,7 +52,17 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def refused(self) -> bool:
+        """Ask for the key that the server was started with, as SGLang does everywhere but for /health."""
+        key = option("--api-key")
+        if key is None or self.headers.get("Authorization") == f"Bearer {key}":
+            return False
+        self.answer(401, b'{"error":"Unauthorized"}')
+        return True
+
     def do_GET(self) -> None:  # the base class's name
+        if not self.path.startswith("/health") and self.refused():
+            return
         if self.path.split("?")[0] in ("/server_info", "/get_server_info"):
             self.answer(200, json.dumps(server_info()).encode())
         elif self.path.startswith("/health"):
@@ -62,6 +72,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:  # the base class's name
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.refused():
+            return
         if self.path.startswith("/flush_cache"):
             self.answer(200, b"Cache flushed.\n", "text/plain")
             return

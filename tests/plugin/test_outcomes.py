@@ -155,6 +155,32 @@ def test_cpu_specs_are_skipped_on_a_gpu_host_and_that_is_no_success(suite: Suite
     assert result.ret == 13
 
 
+def test_a_run_that_was_told_a_device_and_measured_nothing_is_no_success(suite: Suite) -> None:
+    suite.write(
+        "GPU = ServerSpec.from_command('gpu', 'python -m sglang.launch_server --model-path /m')\n"
+        + TEST_B.replace("[B]", "[GPU]")
+    )
+
+    result = suite.run("--specdec-device=cpu")
+
+    result.assert_outcomes(skipped=1)
+    assert result.ret == 13
+
+
+def test_a_gpu_host_without_a_driver_is_infrastructure(suite: Suite) -> None:
+    suite.write(
+        "GPU = ServerSpec.from_command('gpu', 'python -m sglang.launch_server --model-path /m')\n"
+        + TEST_B.replace("[B]", "[GPU]")
+    )
+    (suite.root / "no-tools").mkdir()
+
+    result = suite.run("--gpu-host", env={"PATH": str(suite.root / "no-tools"), "PYTEST_SPECDEC_NODE": ""})
+
+    assert result.ret == 12
+    assert "nvidia-smi" in result.stdout.str()
+    assert suite.launches == 0
+
+
 def test_a_standin_is_measured_under_its_own_name(suite: Suite) -> None:
     suite.write(
         "GPU = ServerSpec.from_command('gpu', 'python -m sglang.launch_server --model-path /m', "
@@ -224,3 +250,18 @@ def test_the_failure_of_a_user_assertion_keeps_its_traceback(recorded: Suite) ->
 
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*assert result is None*"])
+
+
+def test_a_server_with_an_api_key_is_measured_and_the_key_is_not_written_down(suite: Suite) -> None:
+    suite.write("KEYED = B.but('keyed', '--api-key sk-4711')\n" + TEST_B.replace("[B]", "[KEYED]"))
+
+    result = suite.run("--update-baselines", "--specdec-launches=1")
+
+    assert result.ret == 0
+    written = [path for path in (suite.root / ".specdec").rglob("*") if path.is_file()]
+    written.append(suite.baseline("keyed--smoke--c1--o31"))
+    assert not [path for path in written if "sk-4711" in path.read_text()]
+
+
+def test_the_report_directory_stays_out_of_version_control(recorded: Suite) -> None:
+    assert (recorded.root / ".specdec" / ".gitignore").read_text().splitlines()[-1] == "*"
