@@ -9,9 +9,9 @@ import pytest
 
 from pytest_specdec import Verdict, metrics
 from tests.engine.conftest import OUTPUT_TOKENS
-from tests.perf.cpu_specs import BASE, EAGLE, EAGLE3, EAGLE3_TREE, NGRAM, STANDALONE, STEPS
+from tests.perf.cpu_specs import BASE, EAGLE, EAGLE3, EAGLE3_TREE, NGRAM, STANDALONE, STANDALONE_TREE, STEPS
 
-ALL = [BASE, STANDALONE, NGRAM, EAGLE, EAGLE3, EAGLE3_TREE]
+ALL = [BASE, STANDALONE, STANDALONE_TREE, NGRAM, EAGLE, EAGLE3, EAGLE3_TREE]
 DRAFTING = ALL[1:]
 
 pytestmark = pytest.mark.specdec(workload="smoke", output_tokens=OUTPUT_TOKENS, rounds=3, waive=["degenerate-output"])
@@ -48,6 +48,19 @@ def test_a_draft_equal_to_the_target_is_always_right(specdec_benchmark: Any) -> 
     assert sum(result.accept_histogram[:STEPS]) == 0, "no verify step with a wrong draft token"
 
 
+@pytest.mark.parametrize("sglang_server", [STANDALONE_TREE], indirect=True)
+def test_a_draft_that_is_partly_right_is_counted_branch_by_branch(specdec_benchmark: Any) -> None:
+    """The histogram and the pooled quotient are two counts of the same: right drafts plus one token a step."""
+    result = specdec_benchmark(check=False)
+
+    assert result.accept_histogram is not None
+    steps = sum(result.accept_histogram)
+    right = sum(k * count for k, count in enumerate(result.accept_histogram))
+    assert 1.3 < result.accept_length.value < 4
+    # The last step of an answer may be cut off at the asked length, so the quotient can be a little smaller.
+    assert result.accept_length.value == pytest.approx(1 + right / steps, rel=0.05)
+
+
 @pytest.mark.parametrize("sglang_server", [EAGLE, EAGLE3, EAGLE3_TREE], indirect=True)
 def test_an_untrained_draft_reads_one_and_fails_as_not_drafting(specdec_benchmark: Any) -> None:
     result = specdec_benchmark(check=False)
@@ -57,7 +70,7 @@ def test_an_untrained_draft_reads_one_and_fails_as_not_drafting(specdec_benchmar
     assert [violation.rule for violation in result.comparison.violations] == ["not-drafting"]
 
 
-@pytest.mark.parametrize("sglang_server", [NGRAM, STANDALONE, EAGLE3], indirect=True)
+@pytest.mark.parametrize("sglang_server", [NGRAM, STANDALONE, STANDALONE_TREE, EAGLE3], indirect=True)
 def test_decode_throughput_is_accept_length_times_verify_rate(specdec_benchmark: Any) -> None:
     """For each stream by its own counts, and for each round by the values that are reported."""
     result = specdec_benchmark(check=False)

@@ -14,6 +14,12 @@ STANDALONE = BASE.but(
     "tiny-standalone",
     f"--speculative-algorithm STANDALONE --speculative-draft-model-path tiny:target {_CHAIN}",
 )
+#: The draft is the target with noise, in a tree of drafts: it is right for a part of the tokens, varying by prompt.
+STANDALONE_TREE = BASE.but(
+    "tiny-standalone-tree",
+    "--speculative-algorithm STANDALONE --speculative-draft-model-path tiny:standalone-draft"
+    " --speculative-num-steps 3 --speculative-eagle-topk 2 --speculative-num-draft-tokens 6",
+)
 NGRAM = BASE.but("tiny-ngram", "--speculative-algorithm NGRAM --speculative-num-draft-tokens 8")
 #: The drafts of these two are untrained: nothing is accepted, and that must be noticed.
 EAGLE = BASE.but(
