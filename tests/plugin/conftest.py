@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-pytest_plugins = ["pytester"]
-
 ENGINE = Path(__file__).parent.parent / "fakes" / "engine.py"
 
 
