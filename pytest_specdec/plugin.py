@@ -6,6 +6,7 @@ with all that hangs on it is imported when the first test of ours is collected.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -278,7 +279,8 @@ class _Outcomes:
             from pytest_specdec import session as sessions  # noqa: PLC0415  # loaded on first use
 
             settings = options.load_settings(self._config)
-            self._report_path = str(sessions.write_report(settings, sessions.merged(self._documents)))
+            document = sessions.merged(self._documents)
+            self._report_path = str(sessions.write_report(settings, document, os.environ))
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not self._collects_only:
             code = self._tally.exit_code(asked_to_measure=self._asked_to_measure)
             if code is not None:

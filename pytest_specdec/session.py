@@ -324,12 +324,16 @@ def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return first
 
 
-def write_report(settings: Settings, document: Mapping[str, Any]) -> Path:
-    """Write ``results.json`` and ``report.html``; returns the report's path."""
+def write_report(settings: Settings, document: Mapping[str, Any], environ: Mapping[str, str]) -> Path:
+    """Write ``results.json`` and ``report.html``, and the step summary on GitHub; returns the report's path."""
     recorder = Recorder(settings.report_dir)
     recorder.write(document)
     path = settings.report_dir / "report.html"
     path.write_text(report.html(document), encoding="utf-8")
+    step_summary = environ.get("GITHUB_STEP_SUMMARY")
+    if step_summary:
+        with Path(step_summary).open("a", encoding="utf-8") as file:
+            file.write(report.markdown(document))
     return path
 
 

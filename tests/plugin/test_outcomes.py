@@ -265,3 +265,11 @@ def test_a_server_with_an_api_key_is_measured_and_the_key_is_not_written_down(su
 
 def test_the_report_directory_stays_out_of_version_control(recorded: Suite) -> None:
     assert (recorded.root / ".specdec" / ".gitignore").read_text().splitlines()[-1] == "*"
+
+
+def test_on_github_the_step_summary_shows_the_table(recorded: Suite) -> None:
+    recorded.run(env={"GITHUB_STEP_SUMMARY": str(recorded.root / "summary.md")})
+
+    text = (recorded.root / "summary.md").read_text()
+    assert "### Speculative decoding on `cpu-test`" in text
+    assert "| b | smoke c1 o31 |" in text

@@ -1,0 +1,179 @@
+"""From what a test says to what it asks for: precedence of marker and parameters, and the form a device serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_specdec.declare import Declaration, Skip, resolve
+from pytest_specdec.errors import UserInputError
+from pytest_specdec.model import Sampling
+from pytest_specdec.plan import PlannedTest
+from pytest_specdec.settings import Settings
+from pytest_specdec.spec import ServerSpec
+
+GPU = ServerSpec.from_command("gpu", "python -m sglang.launch_server --model-path /m --tp 8")
+TINY = ServerSpec.tiny("tiny")
+
+
+def settings(**changes: Any) -> Settings:
+    fields: dict[str, Any] = {
+        "gpu_hosts": None,
+        "device": "cpu",
+        "update": None,
+        "python": None,
+        "node": None,
+        "baselines_dir": Path("baselines"),
+        "report_dir": Path(".specdec"),
+        "launches": None,
+        "rounds": 5,
+        "warmup": 1,
+        "startup_timeout_s": 600.0,
+        "startup_limit_s": 3600.0,
+        "allow_loosening": False,
+        "inconclusive": "fail",
+        "where": {},
+    }
+    return Settings(**{**fields, **changes})
+
+
+def says(
+    *markers: Mapping[str, Any],
+    spec: object = TINY,
+    params: Mapping[str, Any] | None = None,
+    fixtures: tuple[str, ...] = ("sglang_server", "specdec_benchmark"),
+    path: Path = Path("test_x.py"),
+) -> Declaration:
+    given = {} if spec is None else {"sglang_server": spec}
+    return Declaration(
+        nodeid="test_x.py::test",
+        path=path,
+        markers=markers,
+        params={**given, **(params or {})},
+        fixtures=frozenset(fixtures),
+    )
+
+
+def planned(declaration: Declaration, **changes: Any) -> PlannedTest:
+    found = resolve(declaration, settings(**changes))
+    assert isinstance(found, PlannedTest)
+    return found
+
+
+def test_defaults_are_one_stream_of_512_greedy_tokens() -> None:
+    measurement = planned(says({"workload": "smoke"})).measurement
+
+    assert measurement is not None
+    assert (measurement.concurrency, measurement.output_tokens, measurement.sampling) == (1, 512, Sampling())
+    assert measurement.key == "tiny--smoke--c1--o512"
+
+
+def test_the_closest_marker_wins_and_a_parameter_over_every_marker() -> None:
+    closest, module = {"concurrency": 4, "workload": "code"}, {"workload": "chat", "output_tokens": 64, "rounds": 9}
+
+    found = planned(says(closest, module, params={"concurrency": 16}))
+
+    assert found.measurement is not None
+    assert found.measurement.key == "tiny--code--c16--o64"
+    assert (found.rounds, found.warmup) == (9, 1)
+
+
+def test_the_settings_stand_where_the_marker_is_silent() -> None:
+    found = planned(says({"workload": "smoke", "warmup": 0}), rounds=7, warmup=3)
+
+    assert (found.rounds, found.warmup) == (7, 0)
+
+
+def test_a_file_beside_the_test_is_a_workload(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"text": "Hello"}\n')
+
+    measurement = planned(says({"workload": "mine.jsonl"}, path=tmp_path / "test_x.py")).measurement
+
+    assert measurement is not None
+    assert measurement.workload.name == "mine"
+
+
+def test_sampling_may_be_a_dict() -> None:
+    measurement = planned(says({"workload": "smoke", "sampling": {"temperature": 0.5}})).measurement
+
+    assert measurement is not None
+    assert measurement.sampling == Sampling(temperature=0.5)
+
+
+def test_a_test_that_only_borrows_the_server_declares_no_measurement() -> None:
+    assert planned(says(fixtures=("sglang_server",))).measurement is None
+
+
+def test_a_marked_test_without_our_fixtures_needs_no_server() -> None:
+    assert resolve(says({"workload": "smoke"}, spec=None, fixtures=()), settings()) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "launched"),
+    [
+        (TINY, {}, "tiny"),
+        (GPU, {"device": "cuda", "gpu_hosts": ("",)}, "gpu"),
+        (GPU.but("gpu", cpu_standin=TINY), {}, "gpu@cpu-standin"),
+        (GPU.but("gpu", cpu_standin=TINY), {"device": "cuda", "gpu_hosts": ("",)}, "gpu"),
+    ],
+)
+def test_a_spec_is_placed_in_the_form_the_device_serves(
+    spec: ServerSpec, changes: dict[str, Any], launched: str
+) -> None:
+    assert planned(says({"workload": "smoke"}, spec=spec), **changes).spec.name == launched
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "reason"),
+    [
+        (GPU, {}, "needs a GPU host: give --gpu-host for this machine, or --gpu-host=[user@]host for another one"),
+        (GPU, {"device": "cuda"}, "needs a GPU host"),
+        (TINY, {"device": "cuda", "gpu_hosts": ("",)}, "tiny is made for the CPU engine: give --specdec-device=cpu"),
+        (GPU, {"gpu_hosts": ("",)}, "gpu needs CUDA and names no cpu_standin=, and --specdec-device is cpu"),
+    ],
+)
+def test_what_a_run_cannot_take_is_skipped_with_the_option_that_would(
+    spec: ServerSpec, changes: dict[str, Any], reason: str
+) -> None:
+    found = resolve(says({"workload": "smoke"}, spec=spec), settings(**changes))
+
+    assert isinstance(found, Skip)
+    assert found.reason.startswith(reason)
+
+
+def test_the_gpu_host_alone_is_skipped_without_one() -> None:
+    found = resolve(says(spec=None, fixtures=("gpu_host",)), settings())
+
+    assert isinstance(found, Skip)
+    assert "--gpu-host" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("marker", "params", "message"),
+    [
+        ({}, {}, "no workload is declared"),
+        ({"workload": "smok"}, {}, "marker specdec(workload=...): there is no workload 'smok'. Did you mean 'smoke'?"),
+        ({"workload": 3}, {}, "expected the name of a workload or the path of a .jsonl file, got 3"),
+        ({"workload": "smoke", "rounds": 0}, {}, "marker specdec(rounds=...): expected a whole number of at least 1"),
+        ({"workload": "smoke"}, {"concurrency": "4"}, "parameter 'concurrency': expected a whole number"),
+        ({"workload": "smoke", "waive": ["x"]}, {}, "expected names of validity rules (request-error, "),
+        ({"workload": "smoke", "sampling": {"heat": 1}}, {}, "expected Sampling(...) or a dict of min_p, seed"),
+        ({"wrkload": "smoke"}, {}, "the specdec marker has no field 'wrkload': did you mean 'workload'? it takes "),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_test_place_and_remedy(
+    marker: dict[str, Any], params: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserInputError) as caught:
+        resolve(says(marker, params=params), settings())
+
+    assert str(caught.value).startswith("test_x.py::test: ")
+    assert message in str(caught.value)
+
+
+def test_even_a_skipped_test_must_be_well_declared() -> None:
+    with pytest.raises(UserInputError, match="rounds"):
+        resolve(says({"workload": "smoke", "rounds": -1}, spec=GPU), settings())

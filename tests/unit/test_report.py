@@ -1,0 +1,152 @@
+"""The results document as people read it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from pytest_specdec import report
+
+
+def metric(value: float, rounds: list[list[float]] | None = None) -> dict[str, Any]:
+    return {
+        "unit": "tok/s",
+        "formula": "a / b",
+        "value": value,
+        "median": value,
+        "low": value,
+        "high": value,
+        "spread": 0.0125,
+        "rounds_by_launch": rounds or [[value]],
+    }
+
+
+def judged(name: str, **fields: Any) -> dict[str, Any]:
+    row = {
+        "metric": name,
+        "baseline": None,
+        "change": None,
+        "allowed_low": None,
+        "allowed_high": None,
+        "floor": None,
+        "gated": True,
+        "verdict": None,
+    }
+    return {**row, **fields}
+
+
+def entry(server: str, verdict: str = "pass", **metrics: float) -> dict[str, Any]:
+    return {
+        "key": f"{server}--chat--c1--o512",
+        "server": server,
+        "command": f"python -m sglang.launch_server --model-path <{server}>",
+        "workload": "chat",
+        "concurrency": 1,
+        "output_tokens": 512,
+        "verdict": verdict,
+        "violations": [],
+        "notes": [],
+        "metrics": {name: metric(value) for name, value in metrics.items()},
+        "judged": [],
+        "split": None,
+        "accept_histogram": None,
+        "environment_changes": [],
+        "baseline": None,
+        "launches": [{"index": 0, "ready_s": 22.5, "sglang_version": "0.5.23", "log_path": "x.log"}],
+    }
+
+
+def document(*entries: dict[str, Any], failures: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    return {
+        "created": "2026-01-02T03:04:05+00:00",
+        "command": "pytest --gpu-host",
+        "git_commit": "0123456789abcdef",
+        "node": "cpu-x-2c",
+        "failures": list(failures),
+        "measurements": list(entries),
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (3.9375, "3.938"), (89.5, "89.50"), (169.84, "169.8"), (12345.6, "12346"), (0.0, "0.000")],
+)
+def test_numbers_have_four_significant_digits(value: float | None, text: str) -> None:
+    assert report.number(value) == text
+
+
+@pytest.mark.parametrize(("fraction", "text"), [(None, "-"), (-0.3333, "-33.3 %"), (0.0, "+0.0 %"), (0.056, "+5.6 %")])
+def test_changes_are_signed_percentages(fraction: float | None, text: str) -> None:
+    assert report.percent(fraction) == text
+
+
+def test_the_table_has_a_line_a_measurement_with_changes_in_parentheses() -> None:
+    drafting = entry("eagle3", "regression", decode_tok_s=80.0, accept_length=2.0)
+    drafting["judged"] = [judged("accept_length", change=-1 / 3)]
+
+    lines = report.table_lines(document(entry("base", decode_tok_s=89.5), drafting))
+
+    assert [re.split(r"  +", line) for line in lines] == [
+        ["server", "workload", "decode tok/s", "accept length", "verify/s", "TTFT ms", "TPOT ms", "verdict"],
+        ["base", "chat c1 o512", "89.50", "-", "-", "-", "-", "pass"],
+        ["eagle3", "chat c1 o512", "80.00", "2.000 (-33.3 %)", "-", "-", "-", "regression"],
+    ]
+
+
+def test_nothing_measured_is_no_table() -> None:
+    assert report.table_lines(document()) == []
+
+
+def test_markdown_names_servers_that_did_not_serve() -> None:
+    text = report.markdown(document(entry("base"), failures=({"server": "x", "reason": "exit code 2"},)))
+
+    assert "| base | chat c1 o512 | - | - | - | - | - | pass |" in text
+    assert "**x** did not serve: exit code 2" in text
+
+
+def test_a_sparkline_shows_every_round_and_sets_launches_apart() -> None:
+    svg = report.sparkline([[1.0, 3.0], [2.0]], width=200, height=50)
+
+    centres = [(float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', svg)]
+    assert centres == [(25.0, 45.0), (75.0, 5.0), (175.0, 25.0)], "four slots of 50: round, round, gap, round"
+    assert "3 rounds from 1.000 to 3.000" in svg
+
+
+def test_equal_rounds_lie_in_the_middle() -> None:
+    assert re.findall(r'cy="([\d.]+)"', report.sparkline([[2.0, 2.0]], height=50)) == ["25.0", "25.0"]
+    assert report.sparkline([]) == ""
+
+
+def test_the_page_shows_all_and_escapes_what_it_is_given() -> None:
+    bad = entry("eagle3", "invalid", decode_tok_s=80.0)
+    bad["violations"] = [{"rule": "not-drafting", "reason": "accept length is <1.000>"}]
+    bad["judged"] = [judged("decode_tok_s", baseline=89.5, change=-0.106, allowed_low=87.7, floor=89.5)]
+    bad["split"] = {"accept_length": -0.1, "verify_rate": 0.0}
+    bad["environment_changes"] = ["sglang_version: '0.5.20' -> '0.5.23'"]
+    bad["accept_histogram"] = [3, 1]
+
+    page = report.html(document(bad, failures=({"server": "fi", "reason": "exit code 2"},)))
+
+    for expected in (
+        "Speculative decoding on cpu-x-2c",
+        "0123456789ab",
+        "not-drafting",
+        "accept length is &lt;1.000&gt;",
+        "&lt;eagle3&gt;",
+        "≥ 87.70 floor 89.50",
+        "-10.6 %",
+        "1.2 %",
+        "0: 3, 1: 1",
+        "sglang_version",
+        "fi did not serve",
+        "<svg",
+    ):
+        assert expected in page, expected
+    assert "<eagle3>" not in page
+    assert "http" not in page.replace("http-equiv", ""), "no outside resources"
+
+
+def test_a_page_without_measurements_says_so() -> None:
+    assert "No measurement was taken." in report.html(document())
