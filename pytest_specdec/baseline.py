@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -77,11 +78,25 @@ class MetricBaseline:
 
 
 def estimate(launches: RoundsByLaunch) -> float | None:
-    """Return the value that is judged: the geometric mean over launches of each launch's median round."""
-    medians = [stats.median(launch) for launch in launches if launch]
-    if not medians or any(not math.isfinite(value) or value <= 0 for value in medians):
+    """Return the value that is judged: the geometric mean over launches of each launch's median round.
+
+    None when there is no launch, one has no round, or a round's value is not a finite number above 0: a median
+    hides such a round.
+    """
+    if not launches or unusable(launches) is not None:
         return None
-    return stats.geometric_mean(medians)
+    return stats.geometric_mean([stats.median(launch) for launch in launches])
+
+
+def unusable(launches: RoundsByLaunch) -> str | None:
+    """Name the first launch or round without a usable value; None when there is none."""
+    for i, launch in enumerate(launches, start=1):
+        if not launch:
+            return f"launch {i} has no value"
+        for j, value in enumerate(launch, start=1):
+            if not math.isfinite(value) or value <= 0:
+                return f"round {j} of launch {i} is {value:g}"
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +118,7 @@ class _At:
     def fail(self, wanted: str) -> BaselineFileError:
         return BaselineFileError(
             f"{self.path}: {self.key or 'the file'}: expected {wanted}, got {self.value!r}; "
-            "correct it, or record again with --update-baselines"
+            "correct it, or delete the file and record again with --update-baselines"
         )
 
     def object(self, *, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, _At]:
@@ -117,7 +132,7 @@ class _At:
                 raise BaselineFileError(f"{self.path}: {self._join(key)}: unknown key{hint}; delete or correct it")
         for key in required:
             if key not in self.value:
-                raise BaselineFileError(f"{self.path}: {self._join(key)} is missing; restore it or record again")
+                raise BaselineFileError(f"{self.path}: {self._join(key)} is missing; restore it from version control")
         return {key: _At(self.path, self.value[key], self._join(key)) for key in self.value}
 
     def _join(self, key: str) -> str:
@@ -135,7 +150,7 @@ class _At:
 
     def one_of(self, *choices: str) -> str:
         if self.value not in choices:
-            raise self.fail("one of " + ", ".join(choices))
+            raise self.fail(("one of " if len(choices) > 1 else "") + ", ".join(choices))
         return str(self.value)
 
     def flag(self) -> bool:
@@ -143,10 +158,19 @@ class _At:
             raise self.fail("true or false")
         return self.value
 
-    def whole(self) -> int:
-        if isinstance(self.value, bool) or not isinstance(self.value, int):
-            raise self.fail("a whole number")
+    def whole(self, least: int) -> int:
+        if isinstance(self.value, bool) or not isinstance(self.value, int) or self.value < least:
+            raise self.fail(f"a whole number of at least {least}")
         return self.value
+
+    def moment(self) -> str:
+        try:
+            when = dt.datetime.fromisoformat(self.text().replace("Z", "+00:00"))
+        except ValueError:
+            raise self.fail("a time as 2026-11-29T12:00:00+00:00") from None
+        if when.utcoffset() != dt.timedelta(0):
+            raise self.fail("a time in UTC, as 2026-11-29T12:00:00+00:00")
+        return self.text()
 
     def number(self, wanted: str, accept: Callable[[float], bool]) -> float:
         value = self.value
@@ -195,7 +219,9 @@ def _identity(at: _At, source: Source) -> Identity:
     for name, field in fields.items():
         if field.value is None and name not in _MAY_BE_UNKNOWN and source != "document":
             raise field.fail("a value (null is for files with provenance.source document)")
-    sampling = fields["sampling"].or_none(lambda field: {key: value.value for key, value in field.each().items()})
+    sampling = fields["sampling"].or_none(
+        lambda field: {key: value.or_none(_finite) for key, value in field.each().items()}
+    )
     return Identity(
         model=fields["model"].or_none(_At.text),
         model_revision=fields["model_revision"].or_none(_At.text),
@@ -203,9 +229,9 @@ def _identity(at: _At, source: Source) -> Identity:
         draft_revision=fields["draft_revision"].or_none(_At.text),
         workload_hash=fields["workload_hash"].or_none(_At.text),
         sampling=sampling,
-        output_tokens=fields["output_tokens"].or_none(_At.whole),
-        concurrency=fields["concurrency"].or_none(_At.whole),
-        method_version=fields["method_version"].or_none(_At.whole),
+        output_tokens=fields["output_tokens"].or_none(lambda field: field.whole(2)),
+        concurrency=fields["concurrency"].or_none(lambda field: field.whole(1)),
+        method_version=fields["method_version"].or_none(lambda field: field.whole(1)),
     )
 
 
@@ -214,7 +240,7 @@ def _provenance(at: _At) -> Provenance:
     source: Source = "document" if fields["source"].one_of("program", "document") == "document" else "program"
     return Provenance(
         source=source,
-        recorded_at=fields["recorded_at"].or_none(_At.text),
+        recorded_at=fields["recorded_at"].or_none(_At.moment),
         git_commit=fields["git_commit"].or_none(_At.text),
         command=fields["command"].or_none(_At.text),
         note=fields["note"].or_none(_At.text) if "note" in fields else None,
@@ -224,23 +250,42 @@ def _provenance(at: _At) -> Provenance:
 def _metric(name: str, at: _At) -> MetricBaseline:
     if name not in METRICS:
         near = difflib.get_close_matches(name, METRICS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise BaselineFileError(f"{at.path}: {at.key}: unknown metric{hint} There are: {', '.join(METRICS)}")
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise BaselineFileError(f"{at.path}: {at.key}: unknown metric{hint}; there are {', '.join(METRICS)}")
     fields = at.object(
         required=("direction", "unit", "gate", "tolerance", "launches"),
         optional=("floor", "note", "mean", "sd_within", "sd_between"),
     )
     spec = METRICS[name]
     direction: Direction = "higher" if fields["direction"].one_of(spec.direction) == "higher" else "lower"
-    return MetricBaseline(
+    metric = MetricBaseline(
         direction=direction,
-        unit=fields["unit"].text(),
+        unit=fields["unit"].one_of(spec.unit),
         gate=fields["gate"].flag(),
         tolerance=fields["tolerance"].number("a number of at least 0 and below 1", lambda value: 0 <= value < 1),
         floor=fields["floor"].or_none(_positive) if "floor" in fields else None,
         launches=_launches(fields["launches"]),
         note=fields["note"].or_none(_At.text) if "note" in fields else None,
     )
+    for derived in ("sd_within", "sd_between"):
+        if derived in fields:
+            fields[derived].number("a number of at least 0", lambda value: value >= 0)
+    if "mean" in fields:
+        _check_mean(fields["mean"], metric.mean)
+    return metric
+
+
+def _check_mean(at: _At, derived: float | None) -> None:
+    """Refuse a mean that was edited: the rounds are what is judged by, and it would look as if it were this."""
+    if derived is None:
+        raise at.fail("no mean beside empty launches (set a floor to hold a metric to a number)")
+    if not math.isclose(_positive(at), derived, rel_tol=1e-5):
+        raise at.fail(f"{derived:.6g}, which follows from the launches")
+
+
+def _finite(at: _At) -> float:
+    number = at.number("a number or null", lambda _: True)
+    return at.value if isinstance(at.value, int) else number  # a seed keeps all its digits
 
 
 def _positive(at: _At) -> float:
@@ -314,14 +359,15 @@ def check_identity(recorded: Baseline, measured: Identity) -> IdentityCheck:
 
     In a file that the program wrote, no draft means that there was none; in a document it means not known.
     """
+    by_program = recorded.provenance.source == "program"
     differing, unknown = [], []
     for name in _IDENTITY:
-        before, now = getattr(recorded.identity, name), getattr(measured, name)
-        if before == now:
+        before, now = getattr(recorded.identity, name), jsonfile.rounded(getattr(measured, name))
+        if before is None and not by_program:
+            unknown.append(name)
+        elif jsonfile.rounded(before) == now:
             continue
-        if name == "draft" and recorded.provenance.source == "program":
-            differing.append((name, before, now))
-        elif before is None or now is None:
+        elif (before is None or now is None) and name != "draft":
             unknown.append(name)
         else:
             differing.append((name, before, now))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from pytest_specdec.baseline import Identity, MetricBaseline, check_identity, estimate
-from pytest_specdec.baseline_store import Lookup, default_gate, outside
+from pytest_specdec import jsonfile
+from pytest_specdec.baseline import Identity, MetricBaseline, check_identity, estimate, unusable
+from pytest_specdec.baseline_store import Lookup, default_gate
 from pytest_specdec.metrics import METRICS
 from pytest_specdec.model import Comparison, MetricVerdict, RoundsByLaunch, Verdict, Violation
+from pytest_specdec.report import number, percent
 
 #: Environment entries that say nothing about speed, or change with every launch.
 _NOT_SHOWN: Final = frozenset({"port", "random_seed", "nccl_port", "log_file", "dist_init_addr"})
+#: A value that was recorded and read back is rounded to six digits, by half of the last one; that is no change.
+_ROUNDING: Final = 5e-6
 
 
 def judge(
@@ -29,8 +34,10 @@ def judge(
     """Judge one measurement. ``measured`` has, for each metric, every round grouped by launch.
 
     The verdict is the first of these that applies: ``invalid`` (a validity rule, another identity, a gated
-    metric without a usable value), ``regression`` (a gated metric beyond its tolerance, or any floor broken),
-    ``no-baseline`` (a gated metric found in no file), ``improvement``, ``pass``.
+    metric or one with a floor without a usable value), ``regression`` (a gated metric beyond its tolerance, or any
+    floor broken: what is known to be worse stays so when another metric has no baseline), ``inconclusive``,
+    ``no-baseline`` (a gated metric found in no file, or without samples and floor), ``improvement`` (of a gated
+    metric), ``pass``.
     """
     broken = list(violations)
     said = list(notes)
@@ -41,7 +48,8 @@ def judge(
                 Violation(
                     rule="identity",
                     reason=f"{name} is {_short(now)}, and {path} was recorded with {_short(before)}: values of "
-                    "different measurements can't be compared",
+                    "different measurements can't be compared; give this one another name, or delete that file "
+                    "and record again",
                 )
             )
         if check.unknown:
@@ -53,8 +61,10 @@ def judge(
         if name in measured or name in lookup.metrics or _gates(name, lookup, concurrency, node, drafting)
     ]
     broken += [Violation(rule="metric-missing", reason=row.reason) for row in rows if row.verdict is Verdict.INVALID]
-    if not any(row.gated for row in rows):
-        said.append("no metric gates here: throughput on a CPU node is advisory, and the server does not draft")
+    if not any(row.gated or row.floor is not None for row in rows):
+        on_cpu = node.startswith("cpu-") and not drafting
+        why = "throughput on a CPU node is advisory, and the server does not draft" if on_cpu else "all are advisory"
+        said.append(f"no metric gates here: {why}")
     return Comparison(
         verdict=_overall(rows, broken),
         metrics=tuple(rows),
@@ -75,11 +85,12 @@ def _short(value: object) -> str:
 
 
 def _gates(name: str, lookup: Lookup, concurrency: int, node: str, drafting: bool) -> bool:
-    if not drafting and name in ("accept_length", "accept_length_sglang", "verify_rate"):
-        return False
     found = lookup.metrics.get(name)
     if found is not None:
+        # Also when the server does not draft any more: a drafter that got lost must not take its gate with it.
         return found.metric.gate
+    if not drafting and name in ("accept_length", "accept_length_sglang", "verify_rate"):
+        return False
     return default_gate(name, concurrency=concurrency, node=node)
 
 
@@ -90,7 +101,13 @@ def _judge_metric(name: str, launches: RoundsByLaunch | None, lookup: Lookup, *,
     old = None if found is None else found.metric
     mean = None if old is None else old.mean
     low, high = (None, None) if old is None else old.allowed()
-    verdict, reason = _decide(name, value, old, gate=gate)
+    if value is None:
+        required = gate or (old is not None and old.floor is not None)
+        lacking = "it was not measured" if not launches else unusable(launches)
+        verdict = Verdict.INVALID if required else None
+        reason = f"{name} has no usable value: {lacking}" if required or launches else "not measured"
+    else:
+        verdict, reason = _decide(name, value, old, gate=gate)
     return MetricVerdict(
         metric=name,
         unit=spec.unit,
@@ -108,26 +125,35 @@ def _judge_metric(name: str, launches: RoundsByLaunch | None, lookup: Lookup, *,
     )
 
 
-def _decide(name: str, value: float | None, old: MetricBaseline | None, *, gate: bool) -> tuple[Verdict | None, str]:
+def _decide(name: str, value: float, old: MetricBaseline | None, *, gate: bool) -> tuple[Verdict | None, str]:
     """Apply the rule to one metric: floor first, then the tolerance. The one place to replace."""
-    if value is None:
-        if gate or (old is not None and old.floor is not None):
-            return Verdict.INVALID, f"{name} has no usable value: it is missing, zero or not a number"
-        return None, "not measured"
     if old is None:
         return (Verdict.NO_BASELINE, "no baseline") if gate else (None, "no baseline, advisory")
     if old.floor is not None and _breaks(value, old.floor, old.direction):
         side = "below its floor" if old.direction == "higher" else "above its ceiling"
-        return Verdict.REGRESSION, f"{name} {value:.4g} {old.unit} is {side} {old.floor:g}"
+        return Verdict.REGRESSION, f"{name} {_apart(value, old.floor)} {old.unit} is {side} {old.floor:g}"
     mean = old.mean
     if mean is None:
-        return (Verdict.PASS, "held to its floor only") if old.floor is not None else (None, "no samples")
-    if outside(value, old.allowed(), old.direction):
+        if old.floor is not None:
+            return Verdict.PASS, "held to its floor only"
+        return (Verdict.NO_BASELINE if gate else None), "its baseline has neither samples nor a floor"
+    higher = old.direction == "higher"
+    loss = math.log(mean / value) if higher else math.log(value / mean)
+    allowed_loss = -math.log1p(-old.tolerance) if higher else math.log1p(old.tolerance)
+    if loss > allowed_loss + _ROUNDING:
         return Verdict.REGRESSION, f"worse than the baseline by more than {old.tolerance:.1%}"
-    loss = math.log(mean / value) if old.direction == "higher" else math.log(value / mean)
-    if -loss > -math.log(1 - old.tolerance):
+    if -loss > -math.log1p(-old.tolerance) + _ROUNDING:
         return Verdict.IMPROVEMENT, f"better than the baseline by more than {old.tolerance:.1%}"
     return Verdict.PASS, "within the tolerance"
+
+
+def _apart(value: float, limit: float) -> str:
+    """Write a value with as many digits as show on which side of the limit it is: 89.4996 is below 89.5."""
+    for digits in range(4, 17):
+        text = f"{value:.{digits}g}"
+        if float(text) != limit and (float(text) < limit) == (value < limit):
+            return text
+    return repr(value)
 
 
 def _breaks(value: float, floor: float, direction: str) -> bool:
@@ -140,9 +166,10 @@ def _overall(rows: Sequence[MetricVerdict], broken: Sequence[Violation]) -> Verd
     if any(row.verdict is Verdict.REGRESSION and (row.gated or breaks_floor(row)) for row in rows):
         return Verdict.REGRESSION
     gated = [row.verdict for row in rows if row.gated]
-    if Verdict.NO_BASELINE in gated:
-        return Verdict.NO_BASELINE
-    return Verdict.IMPROVEMENT if Verdict.IMPROVEMENT in gated else Verdict.PASS
+    for verdict in (Verdict.INCONCLUSIVE, Verdict.NO_BASELINE, Verdict.IMPROVEMENT):
+        if verdict in gated:
+            return verdict
+    return Verdict.PASS
 
 
 def breaks_floor(row: MetricVerdict) -> bool:
@@ -159,20 +186,46 @@ def _split(rows: Iterable[MetricVerdict]) -> tuple[float, float] | None:
 
 
 def environment_changes(recorded: Sequence[Mapping[str, object]], now: Mapping[str, object]) -> tuple[str, ...]:
-    """Return a readable line for each difference from the first recorded environment, sorted."""
+    """Return a readable line for each difference from the first recorded environment, sorted.
+
+    A number that differs beyond the digits that a file keeps is the same.
+    """
     if not recorded:
         return ()
-    before = recorded[0]
-    lines = []
-    for key in sorted({*before, *now}):
-        if key.rpartition(".")[2] in _NOT_SHOWN or before.get(key) == now.get(key):
-            continue
-        lines.append(f"{key}: {_side(before, key)} -> {_side(now, key)}")
-    return tuple(lines)
+    before, after = jsonfile.rounded(recorded[0]), jsonfile.rounded(now)
+    return tuple(
+        f"{key}: {_from_to(_side(before, key), _side(after, key))}"
+        for key in sorted({*before, *after})
+        if key.rpartition(".")[2] not in _NOT_SHOWN and before.get(key) != after.get(key)
+    )
 
 
 def _side(environment: Mapping[str, object], key: str) -> str:
-    return _short(environment[key]) if key in environment else "(not set)"
+    if key not in environment:
+        return "(not set)"
+    value = environment[key]
+    return value if isinstance(value, str) and value.strip() else repr(value)
+
+
+def _from_to(before: str, after: str) -> str:
+    """Write both sides; of long ones the part that differs, with a little of what stands around it."""
+    longest, around = 80, 20
+    if max(len(before), len(after)) <= longest:
+        return f"{before} -> {after}"
+    start = max(0, _shared(before, after) - around)
+    end = max(0, _shared(before[start:][::-1], after[start:][::-1]) - around)
+    return " -> ".join(_part(text, start, len(text) - end, longest) for text in (before, after))
+
+
+def _shared(one: str, other: str) -> int:
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _part(text: str, start: int, stop: int, longest: int) -> str:
+    shown = text[start:stop]
+    if len(shown) > longest:
+        shown, stop = shown[:longest], start + longest
+    return f"{'...' if start else ''}{shown}{'...' if stop < len(text) else ''}"
 
 
 def explain_split(comparison: Comparison) -> str | None:
@@ -184,7 +237,7 @@ def explain_split(comparison: Comparison) -> str | None:
     blame = _blame(accept, rate)
     if blame is None:
         return None
-    return f"decode tok/s {both:+.1%} = accept length {accept:+.1%} x verify rate {rate:+.1%}: {blame}"
+    return f"decode tok/s {percent(both)} = accept length {percent(accept)} x verify rate {percent(rate)}: {blame}"
 
 
 def _blame(accept: float, rate: float) -> str | None:
@@ -222,13 +275,22 @@ def failure_text(
         lines += [f"    {change}" for change in comparison.environment_changes]
     lines += [f"  {note}" for note in comparison.notes]
     if comparison.verdict is Verdict.NO_BASELINE:
-        lines.append(f"  there is no baseline: {wanted_path}")
+        missing = [row.metric for row in comparison.metrics if row.gated and row.verdict is Verdict.NO_BASELINE]
+        lines.append(f"  there is no baseline for {', '.join(missing)}: {wanted_path}")
         others = ", ".join(nearest_nodes)
         lines.append(f"  other nodes have one: {others}" if others else "  no node has one")
         lines.append("  record it with:")
         lines.append(f"    {record_command}")
     elif comparison.baseline_path is not None:
         lines.append(f"  baseline: {comparison.baseline_path}")
+        worse = any(
+            row.gated and row.verdict is Verdict.REGRESSION and not breaks_floor(row) for row in comparison.metrics
+        )
+        loosening = "--specdec-allow-loosening"
+        if worse and not comparison.violations and not any(loosening in note for note in comparison.notes):
+            lines.append(
+                f"  a loss that is meant is recorded with --update-baselines {loosening}, and reviewed as a diff"
+            )
     return "\n".join(lines)
 
 
@@ -239,9 +301,9 @@ def _in_short(comparison: Comparison) -> str:
     for row in comparison.metrics:
         if row.verdict is not Verdict.REGRESSION or not (row.gated or breaks_floor(row)):
             continue
-        if breaks_floor(row):
-            return f": {row.metric} {_number(row.value)}, floor {row.floor:g}"
-        return f": {row.metric} {_number(row.value)}, was {_number(row.baseline)}"
+        if row.value is not None and row.floor is not None and breaks_floor(row):
+            return f": {row.metric} {_apart(row.value, row.floor)}, floor {row.floor:g}"
+        return f": {row.metric} {number(row.value)}, was {number(row.baseline)}"
     return ""
 
 
@@ -255,10 +317,10 @@ def _table(rows: Sequence[MetricVerdict]) -> list[str]:
         table.append(
             [
                 f"{row.metric} {row.unit}",
-                _number(row.value),
-                _number(row.baseline),
+                number(row.value),
+                number(row.baseline),
                 _allowed(row),
-                "-" if row.change is None else f"{row.change * 100:+.1f} %",
+                percent(row.change),
                 verdict if row.gated or not verdict or breaks_floor(row) else f"{verdict} (advisory)",
             ]
         )
@@ -272,18 +334,12 @@ def _table(rows: Sequence[MetricVerdict]) -> list[str]:
     ]
 
 
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
-
-
 def _allowed(row: MetricVerdict) -> str:
     parts = []
     if row.allowed_low is not None:
-        parts.append(f">= {_number(row.allowed_low)}")
+        parts.append(f">= {number(row.allowed_low)}")
     if row.allowed_high is not None:
-        parts.append(f"<= {_number(row.allowed_high)}")
+        parts.append(f"<= {number(row.allowed_high)}")
     if row.floor is not None:
         parts.append(f"floor {row.floor:g}")
     return ", ".join(parts) or "-"

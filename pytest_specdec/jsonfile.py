@@ -6,10 +6,11 @@ import contextlib
 import json
 import math
 import os
+import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from pytest_specdec.errors import BaselineFileError
 
@@ -43,19 +44,36 @@ def read(path: Path) -> dict[str, Any]:
             found[key] = value
         return found
 
-    def refuse(constant: str) -> NoReturn:
-        raise BaselineFileError(f"{path}: {constant} is not a number that can be judged by; write a finite one")
-
     try:
-        document = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+        document = json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         raise BaselineFileError(
             f"{path}: not JSON at line {error.lineno}, column {error.colno} ({error.msg}); it may be half "
             "written: restore it from version control"
         ) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise BaselineFileError(f"{path}: can't be read: {error}; restore it from version control") from None
     if not isinstance(document, dict):
-        raise BaselineFileError(f"{path}: expected a JSON object, got {type(document).__name__}")
+        raise BaselineFileError(
+            f"{path}: expected a JSON object, got {type(document).__name__}; restore it from version control"
+        )
+    for key, constant in _not_finite(document):
+        raise BaselineFileError(f"{path}: {key}: {constant} is not a number that can be judged by; write a finite one")
     return document
+
+
+def _not_finite(value: Any, key: str = "") -> Iterator[tuple[str, str]]:  # noqa: ANN401  # any JSON value
+    """Yield the place and the name of each number that no finite float can hold."""
+    if isinstance(value, Mapping):
+        for name, entry in value.items():
+            yield from _not_finite(entry, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, (list, tuple)):
+        for index, entry in enumerate(value):
+            yield from _not_finite(entry, f"{key}[{index}]")
+    elif isinstance(value, float) and math.isnan(value):
+        yield key, "NaN"
+    elif isinstance(value, (int, float)) and abs(value) > sys.float_info.max:
+        yield key, "Infinity" if value > 0 else "-Infinity"
 
 
 def write(path: Path, document: Mapping[str, Any], *, digits: int = 6) -> None:
@@ -63,13 +81,16 @@ def write(path: Path, document: Mapping[str, Any], *, digits: int = 6) -> None:
 
     Numbers are rounded to ``digits`` significant ones: six tell a measured value, a time since the epoch needs more.
 
-    Raises ValueError for a number that is not finite: such a file could not be read back.
+    Raises ValueError for a number that is not finite, with its place: such a file could not be read back.
     """
-    text = json.dumps(_rounded(document, digits), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    for key, constant in _not_finite(document):
+        raise ValueError(f"{path}: {key}: {constant} can't be written: it could not be read back")
+    text = json.dumps(rounded(document, digits), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        # Undecodable bytes of an environment variable are lone surrogates: written as \udcXX, which JSON reads back.
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -82,13 +103,14 @@ def write(path: Path, document: Mapping[str, Any], *, digits: int = 6) -> None:
         raise
 
 
-def _rounded(value: Any, digits: int) -> Any:  # noqa: ANN401  # any JSON value
+def rounded(value: Any, digits: int = 6) -> Any:  # noqa: ANN401  # any JSON value
+    """Return a value as it is after it was written and read: what is compared with a file goes through this."""
     if isinstance(value, float):
         return fixed(value, digits) if math.isfinite(value) else value
     if isinstance(value, Mapping):
-        return {key: _rounded(entry, digits) for key, entry in value.items()}
+        return {key: rounded(entry, digits) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(entry, digits) for entry in value]
+        return [rounded(entry, digits) for entry in value]
     return value
 
 
