@@ -1,0 +1,438 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pytest_specdec import jsonfile
+from pytest_specdec.baseline import (
+    Baseline,
+    Identity,
+    MetricBaseline,
+    Provenance,
+    check_identity,
+    estimate,
+    read_baseline,
+    to_document,
+    write_baseline,
+)
+from pytest_specdec.errors import BaselineFileError
+from pytest_specdec.metrics import METHOD_VERSION, METRICS
+from pytest_specdec.model import RoundsByLaunch, Sampling
+
+ROOT = Path(__file__).parent.parent.parent
+VERSION_1 = ROOT / "tests" / "data" / "baselines" / "version-1.json"
+SCHEMA = json.loads(resources.files("pytest_specdec").joinpath("schemas/baseline.schema.json").read_text("utf-8"))
+
+IDENTITY = Identity(
+    model="/data/models/kimi-k2.5-int4",
+    model_revision="4ab1f0c",
+    draft="/data/eagle3/synth_100k",
+    draft_revision=None,
+    workload_hash="5f" * 32,
+    sampling=Sampling(temperature=0.7, seed=9007199254740993).identity(),
+    output_tokens=512,
+    concurrency=1,
+)
+PROVENANCE = Provenance(
+    source="program",
+    recorded_at="2026-11-29T12:00:00+00:00",
+    git_commit="510c3fb",
+    command="pytest --gpu-host --update-baselines",
+)
+UNKNOWN = Identity(
+    model=None,
+    model_revision=None,
+    draft=None,
+    draft_revision=None,
+    workload_hash=None,
+    sampling=None,
+    output_tokens=None,
+    concurrency=None,
+    method_version=None,
+)
+DOCUMENT = Provenance(source="document", recorded_at=None, git_commit=None, command=None)
+
+
+def metric(name: str, *launches: tuple[float, ...], **known: Any) -> MetricBaseline:
+    plain: dict[str, Any] = {"gate": True, "tolerance": METRICS[name].default_tolerance, "floor": None}
+    return MetricBaseline(
+        direction=METRICS[name].direction, unit=METRICS[name].unit, launches=launches, **{**plain, **known}
+    )
+
+
+def baseline(identity: Identity = IDENTITY, provenance: Provenance = PROVENANCE, **metrics: MetricBaseline) -> Baseline:
+    return Baseline(identity=identity, environment={}, provenance=provenance, metrics=metrics)
+
+
+def test_a_file_of_version_1_is_read() -> None:
+    stored = read_baseline(VERSION_1)
+
+    assert stored.identity == IDENTITY
+    assert stored.provenance == PROVENANCE
+    assert stored.environment["args.mem_fraction_static"] == 0.85
+    assert sorted(stored.metrics) == ["accept_length", "decode_tok_s", "ttft_ms", "verify_rate"]
+    assert stored.metrics["decode_tok_s"] == MetricBaseline(
+        direction="higher",
+        unit="tok/s",
+        gate=True,
+        tolerance=0.02,
+        floor=89.5,
+        launches=((100.0, 102.0, 98.0), (100.0, 98.0, 102.0)),
+        note="the contract",
+    )
+
+
+def test_writing_what_was_read_gives_the_same_bytes(tmp_path: Path) -> None:
+    write_baseline(tmp_path / "a.json", read_baseline(VERSION_1))
+
+    assert (tmp_path / "a.json").read_bytes() == VERSION_1.read_bytes()
+
+
+def test_a_written_file_holds_the_mean_and_the_noise_that_follow_from_its_rounds(tmp_path: Path) -> None:
+    # On the log scale: launches at 0 and 2, rounds at -1 and 1 around each. MSW = 4/2, MSB = 2*1 + 2*1 = 4, n0 = 2.
+    rounds = tuple(tuple(math.exp(center + x) for x in (-1.0, 1.0)) for center in (0.0, 2.0))
+    write_baseline(tmp_path / "a.json", baseline(decode_tok_s=metric("decode_tok_s", *rounds)))
+
+    stored = jsonfile.read(tmp_path / "a.json")["metrics"]["decode_tok_s"]
+
+    assert stored["sd_within"] == pytest.approx(math.sqrt(2), rel=1e-5)
+    assert stored["sd_between"] == pytest.approx(math.sqrt((4 - 2) / 2), rel=1e-5)
+    assert stored["mean"] == pytest.approx(math.cosh(1) * math.e, rel=1e-5)  # medians cosh(1) and cosh(1) e^2
+
+
+def test_the_estimate_is_the_geometric_mean_over_launches_of_median_rounds() -> None:
+    assert estimate(((99.0, 100.0, 180.0), (121.0,))) == pytest.approx(110.0)  # sqrt(100 * 121)
+
+
+@pytest.mark.parametrize(
+    "launches",
+    [(), ((),), ((100.0,), ()), ((100.0, math.nan, 100.0),), ((100.0, 100.0, math.inf),), ((0.0, 1.0, 1.0),)],
+)
+def test_there_is_no_estimate_when_a_launch_or_a_round_has_no_usable_value(launches: RoundsByLaunch) -> None:
+    assert estimate(launches) is None
+
+
+@pytest.mark.parametrize(
+    ("entry", "allowed"),
+    [
+        (metric("decode_tok_s", (100.0,), tolerance=0.02), (98.0, None)),
+        (metric("ttft_ms", (200.0,), tolerance=0.05), (None, 210.0)),
+        (metric("decode_tok_s", floor=89.5), (None, None)),
+    ],
+)
+def test_the_allowed_range_is_open_on_the_good_side(
+    entry: MetricBaseline, allowed: tuple[float | None, float | None]
+) -> None:
+    assert entry.allowed() == pytest.approx(allowed)
+
+
+Spoil = Callable[[dict[str, Any]], object]
+
+
+def spoiled(path: Path, spoil: Spoil) -> Path:
+    document = json.loads(VERSION_1.read_text(encoding="utf-8"))
+    spoil(document)
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return path
+
+
+def assign(value: object, *keys: str) -> Spoil:
+    def spoil(document: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            document = document[key]
+        document[keys[-1]] = value
+
+    return spoil
+
+
+REMEDY = "correct it, or delete the file and record again with --update-baselines"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (
+            assign(-0.1, "metrics", "decode_tok_s", "tolerance"),
+            f"metrics.decode_tok_s.tolerance: expected a number of at least 0 and below 1, got -0.1; {REMEDY}",
+        ),
+        (
+            assign(1, "metrics", "decode_tok_s", "tolerance"),
+            f"metrics.decode_tok_s.tolerance: expected a number of at least 0 and below 1, got 1; {REMEDY}",
+        ),
+        (
+            assign("2 %", "metrics", "decode_tok_s", "tolerance"),
+            f"metrics.decode_tok_s.tolerance: expected a number of at least 0 and below 1, got '2 %'; {REMEDY}",
+        ),
+        (
+            assign(True, "metrics", "decode_tok_s", "tolerance"),
+            f"metrics.decode_tok_s.tolerance: expected a number of at least 0 and below 1, got True; {REMEDY}",
+        ),
+        (
+            assign(math.nan, "metrics", "decode_tok_s", "tolerance"),
+            "metrics.decode_tok_s.tolerance: NaN is not a number that can be judged by; write a finite one",
+        ),
+        (
+            assign(0, "metrics", "decode_tok_s", "floor"),
+            f"metrics.decode_tok_s.floor: expected a number above 0, got 0; {REMEDY}",
+        ),
+        (
+            assign("yes", "metrics", "decode_tok_s", "gate"),
+            f"metrics.decode_tok_s.gate: expected true or false, got 'yes'; {REMEDY}",
+        ),
+        (
+            assign("lower", "metrics", "decode_tok_s", "direction"),
+            f"metrics.decode_tok_s.direction: expected higher, got 'lower'; {REMEDY}",
+        ),
+        (
+            assign("s", "metrics", "ttft_ms", "unit"),
+            f"metrics.ttft_ms.unit: expected ms, got 's'; {REMEDY}",
+        ),
+        (
+            assign([[100.0, 0.0]], "metrics", "decode_tok_s", "launches"),
+            f"metrics.decode_tok_s.launches[0][1]: expected a number above 0, got 0.0; {REMEDY}",
+        ),
+        (
+            assign([100.0], "metrics", "decode_tok_s", "launches"),
+            (
+                "metrics.decode_tok_s.launches: expected a list of launches, each a list of rounds that is not empty, "
+                f"got [100.0]; {REMEDY}"
+            ),
+        ),
+        (
+            assign([[]], "metrics", "decode_tok_s", "launches"),
+            (
+                "metrics.decode_tok_s.launches: expected a list of launches, each a list of rounds that is not empty, "
+                f"got [[]]; {REMEDY}"
+            ),
+        ),
+        (
+            assign(120.0, "metrics", "decode_tok_s", "mean"),
+            f"metrics.decode_tok_s.mean: expected 100, which follows from the launches, got 120.0; {REMEDY}",
+        ),
+        (
+            assign([], "metrics", "decode_tok_s", "launches"),
+            (
+                "metrics.decode_tok_s.mean: expected no mean beside empty launches (set a floor to hold a metric to a "
+                f"number), got 100.0; {REMEDY}"
+            ),
+        ),
+        (
+            assign(-1.0, "metrics", "decode_tok_s", "sd_within"),
+            f"metrics.decode_tok_s.sd_within: expected a number of at least 0, got -1.0; {REMEDY}",
+        ),
+        (
+            assign(89.5, "metrics", "decode_tok_s", "flor"),
+            "metrics.decode_tok_s.flor: unknown key (did you mean 'floor'?); delete or correct it",
+        ),
+        (assign(1, "zzz"), "zzz: unknown key; delete or correct it"),
+        (
+            assign({}, "metrics", "decode_toks"),
+            "metrics.decode_toks: unknown metric (did you mean 'decode_tok_s'?); there are " + ", ".join(METRICS),
+        ),
+        (
+            assign({}, "metrics", "zzz"),
+            "metrics.zzz: unknown metric; there are " + ", ".join(METRICS),
+        ),
+        (
+            lambda document: document["metrics"]["decode_tok_s"].pop("gate"),
+            "metrics.decode_tok_s.gate is missing; restore it from version control",
+        ),
+        (lambda document: document.pop("identity"), "identity is missing; restore it from version control"),
+        (assign([], "metrics"), f"metrics: expected an object, got []; {REMEDY}"),
+        (assign(None, "identity"), f"identity: expected an object, got None; {REMEDY}"),
+        (
+            assign(None, "identity", "workload_hash"),
+            "identity.workload_hash: expected a value (null is for files with provenance.source document), got None; "
+            + REMEDY,
+        ),
+        (assign(7, "identity", "model"), f"identity.model: expected a text, got 7; {REMEDY}"),
+        (
+            assign(0, "identity", "concurrency"),
+            f"identity.concurrency: expected a whole number of at least 1, got 0; {REMEDY}",
+        ),
+        (
+            assign(1, "identity", "output_tokens"),
+            f"identity.output_tokens: expected a whole number of at least 2, got 1; {REMEDY}",
+        ),
+        (
+            assign(True, "identity", "concurrency"),
+            f"identity.concurrency: expected a whole number of at least 1, got True; {REMEDY}",
+        ),
+        (
+            assign("hot", "identity", "sampling", "temperature"),
+            f"identity.sampling.temperature: expected a number or null, got 'hot'; {REMEDY}",
+        ),
+        (
+            assign("me", "provenance", "source"),
+            f"provenance.source: expected one of program, document, got 'me'; {REMEDY}",
+        ),
+        (
+            assign("yesterday", "provenance", "recorded_at"),
+            f"provenance.recorded_at: expected a time as 2026-11-29T12:00:00+00:00, got 'yesterday'; {REMEDY}",
+        ),
+        (
+            assign("2026-11-29T12:00:00+01:00", "provenance", "recorded_at"),
+            (
+                "provenance.recorded_at: expected a time in UTC, as 2026-11-29T12:00:00+00:00, got "
+                f"'2026-11-29T12:00:00+01:00'; {REMEDY}"
+            ),
+        ),
+        (
+            assign(2, "schema_version"),
+            "schema_version is 2, and this pytest-specdec reads up to 1: upgrade it",
+        ),
+        (
+            lambda document: document.pop("schema_version"),
+            (
+                "schema_version: expected a whole number of at least 1, got None; without it the file can't be "
+                "understood: restore it or record it again"
+            ),
+        ),
+    ],
+)
+def test_a_malformed_file_is_refused_with_path_key_and_remedy(tmp_path: Path, spoil: Spoil, said: str) -> None:
+    path = spoiled(tmp_path / "a.json", spoil)
+
+    with pytest.raises(BaselineFileError) as caught:
+        read_baseline(path)
+
+    assert str(caught.value) == f"{path}: {said}"
+
+
+def test_a_mean_that_differs_in_the_last_digit_kept_is_accepted(tmp_path: Path) -> None:
+    path = spoiled(tmp_path / "a.json", assign(100.0001, "metrics", "decode_tok_s", "mean"))
+
+    assert read_baseline(path).metrics["decode_tok_s"].mean == 100.0
+
+
+def test_a_time_in_utc_may_end_in_z(tmp_path: Path) -> None:
+    path = spoiled(tmp_path / "a.json", assign("2026-11-29T12:00:00Z", "provenance", "recorded_at"))
+
+    assert read_baseline(path).provenance.recorded_at == "2026-11-29T12:00:00Z"
+
+
+def test_unknown_identity_is_allowed_in_a_document(tmp_path: Path) -> None:
+    write_baseline(tmp_path / "a.json", baseline(UNKNOWN, DOCUMENT, decode_tok_s=metric("decode_tok_s", floor=89.5)))
+
+    stored = read_baseline(tmp_path / "a.json")
+
+    assert stored.identity == UNKNOWN
+    assert stored.metrics["decode_tok_s"].mean is None
+
+
+def committed() -> list[Path]:
+    return [*sorted(ROOT.glob("baselines/*/*.json")), VERSION_1]
+
+
+@pytest.mark.parametrize("path", committed(), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_committed_baseline_fits_the_schema_and_is_written_as_the_program_would(
+    tmp_path: Path, path: Path
+) -> None:
+    jsonschema.validate(jsonfile.read(path), SCHEMA, cls=jsonschema.Draft202012Validator)
+
+    write_baseline(tmp_path / "a.json", read_baseline(path))
+    assert (tmp_path / "a.json").read_text("utf-8") == path.read_text("utf-8")
+
+
+def test_the_schema_is_itself_valid_and_names_the_keys_that_the_program_writes() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    document = to_document(read_baseline(VERSION_1))
+
+    assert set(document) == set(SCHEMA["properties"])
+    assert set(document["identity"]) == set(SCHEMA["properties"]["identity"]["properties"])
+    assert {*document["provenance"], "note"} == set(SCHEMA["properties"]["provenance"]["properties"])
+    assert set(document["metrics"]["decode_tok_s"]) == set(SCHEMA["$defs"]["metric"]["properties"])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        assign(-0.1, "metrics", "decode_tok_s", "tolerance"),
+        assign(0, "metrics", "decode_tok_s", "floor"),
+        assign([[]], "metrics", "decode_tok_s", "launches"),
+        assign(89.5, "metrics", "decode_tok_s", "flor"),
+        assign("hot", "identity", "sampling", "temperature"),
+        assign(None, "identity", "workload_hash"),
+        assign(None, "identity", "concurrency"),
+        assign("yesterday", "provenance", "recorded_at"),
+        assign("2026-11-29T12:00:00+01:00", "provenance", "recorded_at"),
+        assign(2, "schema_version"),
+    ],
+)
+def test_the_schema_refuses_what_the_program_refuses(tmp_path: Path, spoil: Spoil) -> None:
+    document = jsonfile.read(spoiled(tmp_path / "a.json", spoil))
+
+    assert list(jsonschema.Draft202012Validator(SCHEMA).iter_errors(document))
+    with pytest.raises(BaselineFileError):
+        read_baseline(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("field", "now"),
+    [
+        ("model", "/data/models/other"),
+        ("model_revision", "0000000"),
+        ("draft", "/data/eagle3/other"),
+        ("draft", None),
+        ("workload_hash", "00" * 32),
+        ("sampling", Sampling().identity()),
+        ("output_tokens", 256),
+        ("concurrency", 16),
+        ("method_version", METHOD_VERSION + 1),
+    ],
+)
+def test_a_field_that_differs_is_named_with_both_values(field: str, now: Any) -> None:
+    check = check_identity(baseline(), dataclasses.replace(IDENTITY, **{field: now}))
+
+    assert check.differing == ((field, getattr(IDENTITY, field), now),)
+    assert check.unknown == ()
+
+
+def test_the_same_identity_has_no_difference() -> None:
+    check = check_identity(read_baseline(VERSION_1), IDENTITY)
+
+    assert (check.differing, check.unknown) == ((), ())
+
+
+def test_sampling_is_the_same_after_it_was_written_and_read(tmp_path: Path) -> None:
+    third = dataclasses.replace(IDENTITY, sampling=Sampling(temperature=1 / 3).identity())
+    write_baseline(tmp_path / "a.json", baseline(third, decode_tok_s=metric("decode_tok_s", (100.0,))))
+
+    assert check_identity(read_baseline(tmp_path / "a.json"), third).differing == ()
+
+
+def test_what_a_document_does_not_know_is_listed_and_not_compared() -> None:
+    known = dataclasses.replace(UNKNOWN, output_tokens=512, concurrency=1)
+
+    check = check_identity(baseline(known, DOCUMENT), dataclasses.replace(IDENTITY, concurrency=2, draft=None))
+
+    assert check.differing == (("concurrency", 1, 2),)
+    assert check.unknown == (
+        "model",
+        "model_revision",
+        "draft",
+        "draft_revision",
+        "workload_hash",
+        "sampling",
+        "method_version",
+    )
+
+
+def test_no_draft_in_a_file_of_the_program_means_that_there_was_none() -> None:
+    recorded = baseline(dataclasses.replace(IDENTITY, draft=None))
+
+    assert check_identity(recorded, IDENTITY).differing == (("draft", None, IDENTITY.draft),)
+
+
+def test_a_revision_known_on_one_side_only_is_not_compared() -> None:
+    check = check_identity(baseline(), dataclasses.replace(IDENTITY, model_revision=None))
+
+    assert (check.differing, check.unknown) == ((), ("model_revision",))
