@@ -84,8 +84,11 @@ class BaselineStore:
             import tomli as tomllib  # noqa: PLC0415  # pytest brings it where the standard library does not
         try:
             document = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise BaselineFileError(f"{path}: can't be read: {error}; correct it") from None
+        unknown = sorted(set(document) - {"aliases"})
+        if unknown:
+            raise BaselineFileError(f"{path}: unknown key {unknown[0]!r}; it takes one table, [aliases]")
         aliases = document.get("aliases", {})
         if not isinstance(aliases, dict) or not all(isinstance(name, str) for name in aliases.values()):
             raise BaselineFileError(f"{path}: aliases: expected a table of node patterns and directory names")
@@ -103,12 +106,12 @@ class BaselineStore:
             files.append(path)
             for name, metric in baseline.metrics.items():
                 metrics.setdefault(name, Found(metric=metric, path=path, baseline=baseline))
-        own = next((path for path in files if path.parent.name != ANY), self.root / self.node / f"{key}.json")
-        return Lookup(metrics=metrics, path=own, files=tuple(files))
+        return Lookup(metrics=metrics, path=self.root / self.node / f"{key}.json", files=tuple(files))
 
     def nearest_nodes(self, key: str) -> tuple[str, ...]:
-        """Nodes that have a baseline of this measurement."""
-        return tuple(sorted(path.parent.name for path in self.root.glob(f"*/{key}.json")))
+        """Other nodes that have a baseline of this measurement."""
+        names = {path.parent.name for path in self.root.glob(f"*/{key}.json")}
+        return tuple(sorted(names - {self.node, ANY}))
 
     def unused(self, used: Iterable[Path]) -> tuple[Path, ...]:
         """Files of this node's directories that no measurement looked at."""
@@ -135,8 +138,9 @@ def updated(
 ) -> tuple[dict[Path, Baseline], tuple[Change, ...]]:
     """Return the files to write with these rounds in them, and what that changes.
 
-    A metric is updated in the file where its baseline stands, else in the measurement's own file. Direction,
-    gate, tolerance, floor and note of an old entry stay: people set them.
+    A metric is updated in the file where its baseline stands, else in the measurement's own file; one that an
+    alias pointed to is recorded for the node itself from now on. Direction, gate, tolerance, floor and note of an
+    old entry stay: people set them.
     """
     by_path: dict[Path, dict[str, MetricBaseline]] = {}
     old_files = dict(lookup.baselines)
@@ -146,7 +150,8 @@ def updated(
         if name not in METRICS or new is None:
             continue
         found = lookup.metrics.get(name)
-        path = lookup.path if found is None else found.path
+        aliased = found is not None and found.path.parent.name not in (lookup.path.parent.name, ANY)
+        path = lookup.path if found is None or aliased else found.path
         old = None if found is None else found.metric
         by_path.setdefault(path, {})[name] = MetricBaseline(
             direction=METRICS[name].direction,
@@ -183,5 +188,5 @@ def outside(value: float, allowed: tuple[float | None, float | None], direction:
     if bound is None:
         return False
     # A value that was recorded and read back is rounded to six digits; that is no loss.
-    slack = abs(bound) * 1e-6
+    slack = abs(bound) * 5e-6
     return value < bound - slack if direction == "higher" else value > bound + slack

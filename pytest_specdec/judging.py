@@ -102,7 +102,10 @@ class Judging:
         simulated: bool,
     ) -> Comparison:
         """Decide what an update makes of a judged measurement."""
-        if comparison.violations or any(compare.breaks_floor(row) for row in comparison.metrics):
+        # Another identity is what re-recording is for; every other violation is of the run itself.
+        if any(violation.rule != "identity" for violation in comparison.violations):
+            return comparison
+        if any(compare.breaks_floor(row) for row in comparison.metrics):
             return comparison
         if simulated:
             return _noted(comparison, "not recorded: simulated acceptance never becomes a baseline")
@@ -130,7 +133,10 @@ class Judging:
                 f"not recorded, it would loosen a limit: {refused}; give --specdec-allow-loosening to write it",
             )
         self._updates[measurement.key] = _Update(files=files, changes=changes)
-        recorded = dataclasses.replace(comparison, verdict=Verdict.PASS)
+        changed = [f"its identity changed: {violation.reason}" for violation in comparison.violations]
+        recorded = dataclasses.replace(
+            comparison, verdict=Verdict.PASS, violations=(), notes=(*comparison.notes, *changed)
+        )
         return _noted(recorded, f"recorded for {', '.join(str(path) for path in files)}")
 
     def write_updates(self, *, excluded: set[str]) -> None:

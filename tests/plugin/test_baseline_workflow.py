@@ -188,3 +188,32 @@ def test_another_workload_under_the_same_name_is_refused(recorded: Suite) -> Non
 
     assert result.ret == 11
     assert "workload_hash" in result.stdout.str()
+    assert json.loads(path.read_text())["identity"]["workload_hash"].startswith("0")
+
+
+def test_another_identity_is_recorded_when_asked_for_and_said(recorded: Suite) -> None:
+    set_floor(recorded, "accept_length", 1.5)
+    path = recorded.baseline(KEY)
+    path.write_text(path.read_text().replace('"workload_hash": "', '"workload_hash": "0'))
+
+    result = recorded.run("--update-baselines", "--specdec-launches=1")
+
+    assert result.ret == 0
+    assert "its identity changed: workload_hash" in result.stdout.str()
+    stored = json.loads(path.read_text())
+    assert len(stored["identity"]["workload_hash"]) == 64
+    assert stored["metrics"]["accept_length"]["floor"] == 1.5
+
+
+def test_a_node_behind_an_alias_gets_a_file_of_its_own_with_the_floor(recorded: Suite) -> None:
+    set_floor(recorded, "accept_length", 1.5)
+    (recorded.root / "baselines" / "cpu-test").rename(recorded.root / "baselines" / "short")
+    (recorded.root / "baselines" / "nodes.toml").write_text('[aliases]\n"cpu-te*" = "short"\n')
+    shared = recorded.root / "baselines" / "short" / f"{KEY}.json"
+    before = shared.read_bytes()
+
+    assert recorded.run().ret == 0, "the alias is where it is looked up"
+    assert recorded.run("--update-baselines", "--specdec-launches=1").ret == 0
+
+    assert shared.read_bytes() == before
+    assert json.loads(recorded.baseline(KEY).read_text())["metrics"]["accept_length"]["floor"] == 1.5
