@@ -16,6 +16,7 @@ from pytest_specdec.errors import ServerRequestError
 from pytest_specdec.model import Prompt, RequestSample, Sampling
 
 _SECRET: Final = re.compile(r"(key|token|secret|password)(_b)?$")
+_FLUSH_POLL_S: Final = 0.05
 _SHOWN_OF_AN_ANSWER: Final = 300
 #: Keys of the answer that are about the engine's state rather than its arguments.
 _STATE: Final = frozenset(
@@ -140,14 +141,23 @@ class ServerClient:
             answer = self._ask("GET", path)
         return parse_server_info(self._json_object("GET", path, answer))
 
-    def flush_cache(self) -> None:
-        """Empty the prefix cache; raises when the server says that it did not (requests are running)."""
+    def flush_cache(self, *, patience_s: float = 10.0) -> None:
+        """Empty the prefix cache; raises when the server still refuses after ``patience_s``.
+
+        A server refuses while requests run, and an answer is complete for the client a moment before the scheduler
+        has put its request away: a refusal is asked again until then.
+        """
+        deadline = self._clock.monotonic() + patience_s
         method = "POST"
-        answer = self._ask(method, "/flush_cache")
-        if answer.status_code == 405:
-            method = "GET"
+        while True:
             answer = self._ask(method, "/flush_cache")
-        self._expect_ok(method, "/flush_cache", answer)
+            if answer.status_code == 405 and method == "POST":
+                method = "GET"
+            elif answer.status_code == 400 and self._clock.monotonic() < deadline:
+                self._clock.sleep(_FLUSH_POLL_S)
+            else:
+                self._expect_ok(method, "/flush_cache", answer)
+                return
 
     def generate_once(self, text: str | Sequence[int], *, max_new_tokens: int, timeout_s: float = 120.0) -> Generated:
         """Send one greedy request that is not streamed: a text, or token ids for a server without a tokenizer."""

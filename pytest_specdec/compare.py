@@ -246,7 +246,9 @@ def _blame(accept: float, rate: float) -> str | None:
         rate < -METRICS["verify_rate"].default_tolerance,
     )
     if drafter and engine:
-        return "the drafter and the engine both got worse"
+        # Losses multiply, so their shares are those of the logarithms.
+        share = math.log1p(accept) / (math.log1p(accept) + math.log1p(rate))
+        return f"the drafter got worse, and the engine or the machine slower; {share:.0%} of the loss is the drafter's"
     if drafter:
         return "the drafter got worse (fewer draft tokens are right), not the engine"
     if engine:

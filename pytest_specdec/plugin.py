@@ -7,6 +7,7 @@ with all that hangs on it is imported when the first test of ours is collected.
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,8 @@ _OURS: Final = pytest.StashKey[bool]()
 
 _OUR_FIXTURES: Final = frozenset({"sglang_server", "specdec_benchmark", "gpu_host"})
 _WORKER_OUTPUT: Final = "specdec_document"
+_RUN: Final = "specdec_run"
+_RUN_ID: Final = pytest.StashKey[str]()
 #: Status words of failed reports that are not ordinary failures, with their letters.
 _LETTERS: Final = {
     "regression": "R",
@@ -108,6 +111,29 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object) -> str | None
     return val.name if isinstance(val, ServerSpec) else None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Note whether the user left the distribution to us: ``-n`` without a ``--dist``."""
+    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
+        config.stash[_RUN_ID] = uuid.uuid4().hex
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa: ANN401  # xdist's types
+    """Keep tests of one spec on one worker, unless the user chose a ``--dist``."""
+    if _RUN_ID not in config.stash:
+        return None
+    from pytest_specdec import distribution  # noqa: PLC0415  # needs xdist, which is there when this is called
+
+    return distribution.OneQueueASpec(config, log, config.stash[_RUN_ID])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:  # noqa: ANN401  # xdist's node controller
+    """Tell a worker which run it belongs to."""
+    node.workerinput[_RUN] = node.config.stash.get(_RUN_ID, None)
+
+
 def _is_ours(item: pytest.Item) -> bool:
     fixtures = _OUR_FIXTURES.intersection(getattr(item, "fixturenames", ()))
     return bool(fixtures) or item.get_closest_marker("specdec") is not None
@@ -151,6 +177,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     planned = [item.stash[_PLANNED] for item in session.items if _PLANNED in item.stash]
     if planned and not _session_of(session.config).refused:
         _session_of(session.config).make_plan(planned)
+    run_id = getattr(session.config, "workerinput", {}).get(_RUN)
+    if run_id is not None:
+        from pytest_specdec import distribution  # noqa: PLC0415  # needs xdist, which is there in a worker
+
+        distribution.write_groups(run_id, {test.nodeid: test.spec.content_hash for test in planned})
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
@@ -267,6 +298,11 @@ class _Outcomes:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Stop servers, write files, and choose the exit code."""
+        run_id = self._config.stash.get(_RUN_ID, None)
+        if run_id is not None:
+            from pytest_specdec import distribution  # noqa: PLC0415  # needs xdist, which made the id
+
+            distribution.groups_file(run_id).unlink(missing_ok=True)
         specdec = self._config.stash.get(_SESSION, None)
         if specdec is not None:
             specdec.finish()

@@ -43,3 +43,24 @@ def test_workers_never_measure_at_the_same_time(suite: Suite) -> None:
     )
     assert len(spans) == 2
     assert spans[0][1] <= spans[1][0]
+
+
+def test_tests_of_one_spec_stay_on_one_worker(suite: Suite) -> None:
+    """Six tests over two specs make two launches, however many workers there are."""
+    one = TWO.replace("test_b", "test_one").replace("31", "16")
+    suite.write(one + one.replace("test_one", "test_two") + TWO)
+
+    result = suite.run("-n", "3")
+
+    result.assert_outcomes(failed=3, passed=3)
+    assert suite.launches == 2
+    assert "pytest --update-baselines=new --specdec-device=cpu --specdec-node=cpu-test 'test_suite.py::test_b[b]'" in result.stdout.str()
+
+
+def test_the_user_chooses_another_distribution(suite: Suite) -> None:
+    suite.write(TWO)
+
+    result = suite.run("-n", "2", "--dist=loadfile", "-v")
+
+    result.stdout.fnmatch_lines(["*NO-BASELINE test_suite.py::test_b?b? *"])
+    assert suite.launches == 2

@@ -14,8 +14,8 @@ import pytest_specdec
 PACKAGE = Path(pytest_specdec.__file__).parent
 
 LAYERS: dict[int, set[str]] = {
-    0: {"errors", "commandline", "flags", "spec", "model"},
-    1: {"stats", "metrics", "validity", "settings", "jsonfile", "workloads", "clock", "hosts"},
+    0: {"errors", "commandline", "flags", "flag_probe", "spec", "model"},
+    1: {"stats", "metrics", "validity", "settings", "jsonfile", "workloads", "clock", "hosts", "renames"},
     2: {
         "baseline_store",
         "compare",
@@ -26,9 +26,16 @@ LAYERS: dict[int, set[str]] = {
         "fingerprint",
         "engine_env",
         "baseline",
+        "drafting",
+        "gpus",
+        "option_table",
+        "ssh",
+        "ssh_connection",
+        "ssh_process",
+        "supervisor",
     },
-    3: {"server", "bench"},
-    4: {"plan", "declare", "pool", "results", "serving", "judging", "session"},
+    3: {"server", "bench", "preflight"},
+    4: {"distribution", "plan", "declare", "pool", "results", "serving", "judging", "session"},
     5: {"hookspecs", "options", "plugin"},
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}

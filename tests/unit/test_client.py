@@ -8,6 +8,7 @@ import pytest
 
 from pytest_specdec.client import ServerClient, parse_server_info
 from pytest_specdec.errors import ServerRequestError
+from tests.fakes.host import FakeClock
 from tests.fakes.sglang_server import Answers, FakeSGLang, output_ids
 
 #: As 0.5.23 tells it: arguments at top level, and once more in each rank's internal state.
@@ -141,7 +142,17 @@ def test_a_flush_that_the_server_refuses_is_an_error_with_its_words(server: Fake
         ServerRequestError,
         match=r"POST http://127\.0\.0\.1:\d+/flush_cache: HTTP 400 after 0\.\d s: Flush cache failed: 3 requests are",
     ):
-        ServerClient(server.url).flush_cache()
+        ServerClient(server.url, clock=FakeClock()).flush_cache(patience_s=1)
+
+
+def test_a_flush_is_asked_again_until_the_last_request_is_put_away(server: FakeSGLang) -> None:
+    clock = FakeClock()
+    clock.at(0.2, server.instead.clear)
+    server.instead["POST /flush_cache"] = (400, b"Flush cache failed.\n")
+
+    ServerClient(server.url, clock=clock).flush_cache()
+
+    assert server.seen.paths == ["POST /flush_cache"] * 5
 
 
 def test_generate_once_returns_text_ids_and_meta_info(server: FakeSGLang) -> None:
