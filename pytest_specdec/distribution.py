@@ -29,7 +29,7 @@ def write_groups(run_id: str, groups: Mapping[str, str]) -> None:
     Path(file.name).replace(path)
 
 
-class OneQueueASpec(LoadScopeScheduling):
+class OneQueueASpec(LoadScopeScheduling):  # type: ignore[misc]  # xdist is not typed
     """Sends tests of one spec to one worker; every other test is a unit of its own."""
 
     def __init__(self, config: Any, log: Any, run_id: str) -> None:  # noqa: ANN401  # pytest.Config, and xdist's log

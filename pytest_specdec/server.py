@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from pytest_specdec.client import Generated, ServerInfo
 from pytest_specdec.clock import Clock
+from pytest_specdec.diagnose import exit_meaning, explain
 from pytest_specdec.errors import LaunchError, ServerRequestError
 from pytest_specdec.hosts import Host, Process
 from pytest_specdec.logwatch import LogWatch, last_lines, telling_lines
@@ -50,23 +51,6 @@ class Client(Protocol):
 
 
 ClientFactory = Callable[[str], Client]
-
-
-def exit_meaning(code: int) -> str:
-    """Say what a launcher's exit code means, as far as it means anything."""
-    if code == 1:
-        return "exit code 1: SGLang gave up before or while it loaded (arguments that clash, model, installation)"
-    if code == 2:
-        return "exit code 2: SGLang's parser refused the arguments"
-    if code in (-9, 137):
-        return (
-            f"exit code {code}: killed; SGLang's launcher does that to itself after a child died, "
-            "so it need not be the out-of-memory killer"
-        )
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"exit code {code}: ended by {signal.Signals(-code).name}"
-    return f"exit code {code}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +163,8 @@ def _gone(process: Process, clock: Clock, patience_s: float) -> bool:
 def _launch_error(spec: ServerSpec, watch: LogWatch, what: str, code: int | None) -> LaunchError:
     watch.poll()
     lines = [f"{spec.name}: {what}" + ("" if code is None else f" ({exit_meaning(code)})")]
-    lines += [f"  phase:   {watch.phase}", f"  command: {spec.masked_command}", f"  log:     {watch.path}"]
+    lines += [f"  phase:     {watch.phase}", f"  command:   {spec.masked_command}", f"  log:       {watch.path}"]
+    lines += [f"  {line}" for line in explain(watch.text, code)]
     lines += [f"  | {line}" for line in telling_lines(watch.text)]
     return LaunchError("\n".join(lines), log_path=str(watch.path), exit_code=code)
 
@@ -394,6 +379,11 @@ class _Waiting:
 
     def _failure(self, what: str) -> LaunchError:
         """Of a server that is still running: the end of its log says what it is about."""
-        lines = [f"{self.spec.name}: {what}", f"  command: {self.spec.masked_command}", f"  log:     {self.watch.path}"]
+        lines = [
+            f"{self.spec.name}: {what}",
+            f"  command:   {self.spec.masked_command}",
+            f"  log:       {self.watch.path}",
+            *(f"  {line}" for line in explain(self.watch.text)),
+        ]
         lines += [f"  | {line}" for line in last_lines(self.watch.text)]
         return LaunchError("\n".join(lines), log_path=str(self.watch.path))

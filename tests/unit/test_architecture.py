@@ -25,6 +25,9 @@ LAYERS: dict[int, set[str]] = {
         "logwatch",
         "fingerprint",
         "engine_env",
+        "catalogue",
+        "diagnose",
+        "diagnose_log",
         "baseline",
         "drafting",
         "gpus",
@@ -36,7 +39,7 @@ LAYERS: dict[int, set[str]] = {
     },
     3: {"server", "bench", "preflight"},
     4: {"distribution", "plan", "declare", "pool", "results", "serving", "judging", "session"},
-    5: {"hookspecs", "options", "plugin"},
+    5: {"hookspecs", "options", "plugin", "cli"},
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 MAY_IMPORT_PYTEST = {"options", "session", "hookspecs", "plugin"}
