@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +23,11 @@ _MOST_LINES: Final = 8
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code: 0, or 2 for arguments or files that can't be used."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["check"] and words[1:2] not in (["-h"], ["--help"]):
+        return _check(words[1:])  # the words behind it are pytest's, dashes included
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args(words)
     result: int = arguments.run(arguments)
     return result
 
@@ -34,7 +38,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_diagnose(commands)
+    _add_check(commands)
     return parser
+
+
+def _add_check(commands: _Commands) -> None:
+    parser = commands.add_parser(
+        "check",
+        help="check every collected server spec without starting a server",
+        description="Collect tests as pytest does and run the preflight of each server spec: SGLang's version and its "
+        "own parser, drafting flags, model paths, GPUs. Further words are pytest's: paths, --gpu-host, -k.",
+    )
+    parser.add_argument("pytest", nargs="*", metavar="PYTEST-ARGUMENT")
+
+
+def _check(words: Sequence[str]) -> int:
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", "--specdec-check", *words])
 
 
 def _add_diagnose(commands: _Commands) -> None:

@@ -157,6 +157,14 @@ TABLE: Final[tuple[Option, ...]] = (
         help="Let --update-baselines write a value that is worse than the old limit.",
     ),
     Option(
+        name="check",
+        flag="--specdec-check",
+        parse=s.flag,
+        default=False,
+        switch=True,
+        help="Run the preflight of every collected spec and start nothing (pytest-specdec check).",
+    ),
+    Option(
         name="inconclusive",
         flag="",
         parse=s.one_of("fail", "warn"),
@@ -256,6 +264,7 @@ def load_settings(config: pytest.Config, environ: Mapping[str, str] | None = Non
         startup_timeout_s=values["startup_timeout"],
         startup_limit_s=values["startup_limit"],
         allow_loosening=values["allow_loosening"],
+        check=values["check"],
         inconclusive=values["inconclusive"],
         where={name: entry.where for name, entry in resolved.items()},
     )

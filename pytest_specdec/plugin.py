@@ -275,6 +275,22 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         _session_of(item.config).test_done(item.stash[_PLANNED], again=again)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """With ``--specdec-check``, check every spec in the place of running tests."""
+    if session.testsfailed or not options.load_settings(session.config).check:
+        return None
+    lines, good = _session_of(session.config).check_plan()
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        reporter.section("preflight")
+        for line in lines:
+            reporter.write_line(line)
+    if not good:
+        pytest.exit("the preflight found problems", returncode=12)
+    return True
+
+
 class _Outcomes:
     """What happens to the outcomes of a session: exit code, files, and the table at the end."""
 

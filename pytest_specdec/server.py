@@ -201,7 +201,7 @@ def launch(
     # A file that is there already tells of an earlier launch.
     watch = LogWatch(host, log_path, size=len(host.read_from(log_path, 0)))
     began = clock.monotonic()
-    process = host.spawn(argv, env=_environment(host, spec, extra_env), cwd=spec.cwd, log_path=log_path)
+    process = host.spawn(argv, env=environment(host, spec, extra_env), cwd=spec.cwd, log_path=log_path)
     with _ended_on_error(process, clock, spec.name):
         waiting = _Waiting(
             spec=spec,
@@ -229,7 +229,8 @@ def launch(
         )
 
 
-def _environment(host: Host, spec: ServerSpec, extra_env: Mapping[str, str]) -> dict[str, str]:
+def environment(host: Host, spec: ServerSpec, extra_env: Mapping[str, str]) -> dict[str, str]:
+    """Return the whole environment of a launch: the host's, what the engine adds, and the spec's on top."""
     env = {**host.environ(), "PYTHONUNBUFFERED": "1", **extra_env, **spec.env}
     if "PYTHONPATH" in extra_env and "PYTHONPATH" in spec.env:
         env["PYTHONPATH"] = os.pathsep.join([extra_env["PYTHONPATH"], spec.env["PYTHONPATH"]])

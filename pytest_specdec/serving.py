@@ -13,14 +13,15 @@ from typing import Any, Final
 
 from filelock import FileLock, Timeout
 
-from pytest_specdec import bench, engine_env, fingerprint, metrics, server
+from pytest_specdec import bench, engine_env, fingerprint, metrics, preflight, server
 from pytest_specdec.client import ServerClient, ServerInfo
 from pytest_specdec.clock import Clock, SystemClock
-from pytest_specdec.errors import HostError, InfrastructureError
+from pytest_specdec.errors import HostError, InfrastructureError, LaunchError
 from pytest_specdec.hosts import Host, LocalHost, PythonFound, find_python
 from pytest_specdec.model import LaunchRecord, LaunchRounds, Round
 from pytest_specdec.plan import PlannedMeasurement
 from pytest_specdec.pool import Served
+from pytest_specdec.preflight import Preflight
 from pytest_specdec.results import Recorder
 from pytest_specdec.settings import HERE, Settings
 from pytest_specdec.spec import ServerSpec
@@ -132,6 +133,8 @@ class Serving:
         client_for = partial(ServerClient, api_key=(spec.get("--api-key") or (None,))[0])
         lock = self._lock()
         try:
+            # With the host to ourselves: another session's server would look like a busy GPU.
+            launched = self._checked(launched, found, extra_env)
             self._notify(f"launching {spec.name} (launch {index + 1}): {spec.masked_command}")
             started_unix_s = self._clock.time()
             running = server.launch(
@@ -156,6 +159,34 @@ class Serving:
             running.stop()
             lock.release()
             raise
+
+    def preflight(self, spec: ServerSpec) -> Preflight:
+        """Check a spec without starting a server; raises :class:`HostError` when the host does not answer."""
+        found = self.python(spec)
+        extra_env = engine_env.cpu_engine_environment(dict(os.environ)) if spec.runs_on_cpu else {}
+        launched = spec if found is None else spec.with_paths(self._tiny_models(spec, found.path))
+        return self._preflight(launched, found, extra_env)
+
+    def _preflight(self, spec: ServerSpec, found: PythonFound | None, extra_env: Mapping[str, str]) -> Preflight:
+        return preflight.check(
+            self.host,
+            spec,
+            python=None if found is None else found.path,
+            env=server.environment(self.host, spec, extra_env),
+            cache_dir=engine_env.cache_root(os.environ),
+            device=self._settings.device,
+            clock=self._clock,
+        )
+
+    def _checked(self, spec: ServerSpec, found: PythonFound | None, extra_env: Mapping[str, str]) -> ServerSpec:
+        """Refuse what would fail after its weights are loaded; returns the spec as this SGLang spells its flags."""
+        checked = self._preflight(spec, found, extra_env)
+        refusal = checked.refusal()
+        if refusal is not None:
+            raise LaunchError(refusal)
+        for notice in checked.notices:
+            self._notify(f"{spec.name}: {notice}")
+        return checked.spec
 
     def _log_path(self, spec: ServerSpec, index: int) -> Path:
         stamp = dt.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_specdec import declare, judging, plan, report, results
+from pytest_specdec import declare, judging, plan, preflight, report, results
 from pytest_specdec.errors import InfrastructureError, SpecdecError, UserInputError
 from pytest_specdec.model import Verdict
 from pytest_specdec.plan import PlannedTest
@@ -184,6 +184,20 @@ class SpecdecSession:
         self._pool = ServerPool(self._plan, start=self.serving.start, measure=self.serving.measure)
         for test in tests:
             self._left.setdefault(test.spec.content_hash, set()).add(test.nodeid)
+
+    def check_plan(self) -> tuple[list[str], bool]:
+        """Run the preflight of every planned spec, starting nothing; returns lines, and whether all is well."""
+        lines, good = [], True
+        for planned in self._plan.specs:
+            try:
+                checked = self.serving.preflight(planned.spec)
+            except InfrastructureError as error:
+                lines += [f"{planned.spec.name}: can't be checked", f"  {error}"]
+                good = False
+            else:
+                lines += preflight.check_lines([checked])
+                good = good and not checked.problems
+        return lines or ["no test asks for a server that this run can take"], good and bool(lines)
 
     def plan_lines(self) -> list[str]:
         """Describe the plan for the terminal."""

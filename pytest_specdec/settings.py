@@ -161,6 +161,7 @@ class Settings:
     startup_timeout_s: float
     startup_limit_s: float
     allow_loosening: bool
+    check: bool
     inconclusive: str
     where: Mapping[str, str]
 

@@ -277,15 +277,22 @@ class ServerSpec:
 
     def with_paths(self, paths: Mapping[str, str]) -> ServerSpec:
         """Replace the model and every flag value found in ``paths``, such as ``tiny:target``, by its path."""
-        options = tuple(
+        options = (
             Option(flag=option.flag, values=tuple(paths.get(value, value) for value in option.values))
             for option in self.options
         )
+        return self._remade(model=paths.get(self.model, self.model), options=options)
+
+    def with_options(self, options: Iterable[Option]) -> ServerSpec:
+        """Replace the flags, keeping the name, which may be a stand-in's."""
+        return self._remade(model=self.model, options=options)
+
+    def _remade(self, *, model: str, options: Iterable[Option]) -> ServerSpec:
         spec = object.__new__(ServerSpec)  # the name may be a stand-in's, which the constructor refuses
         spec._fill(
             name=self.name,
-            model=paths.get(self.model, self.model),
-            options=options,
+            model=model,
+            options=tuple(options),
             env=self.env,
             python=self.python,
             cwd=self.cwd,

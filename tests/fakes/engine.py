@@ -182,7 +182,8 @@ def serve() -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "-c":
         sys.path.insert(0, str(Path(__file__).parent / "site"))
-        exec(sys.argv[2], {"__name__": "__main__"})  # what python -c does
+        code, sys.argv = sys.argv[2], ["-c", *sys.argv[3:]]
+        exec(code, {"__name__": "__main__"})  # what python -c does
     elif sys.argv[1] == "-m":
         sys.argv[1:] = sys.argv[3:]
         serve()

@@ -25,6 +25,9 @@ class Suite:
         self.python.write_text(f'#!/bin/sh\nexec {sys.executable} {ENGINE} "$@"\n', encoding="utf-8")
         self.python.chmod(0o755)
         self.counter = self.root / "launches.txt"
+        self.model = self.root / "model"
+        self.model.mkdir()
+        (self.model / "config.json").write_text("{}", encoding="utf-8")
         (self.root / "pytest.ini").write_text("[pytest]\nspecdec_rounds = 2\n", encoding="utf-8")
 
     def write(self, body: str, *, name: str = "test_suite.py") -> Path:
@@ -33,7 +36,8 @@ class Suite:
             "import pytest\n"
             "from pytest_specdec import ServerSpec\n"
             f"ENV = {{'FAKE_COUNTER': {str(self.counter)!r}}}\n"
-            "A = ServerSpec.tiny('a', env=ENV).with_paths({'tiny:target': '/models/t'})\n"
+            f"MODEL = {str(self.model)!r}\n"
+            "A = ServerSpec.tiny('a', env=ENV).with_paths({'tiny:target': MODEL})\n"
             "B = A.but('b', '--speculative-algorithm NGRAM')\n"
         )
         path = self.root / name

@@ -8,7 +8,7 @@ from tests.plugin.conftest import Suite
 
 TESTS = """
 SPECS = [A, B]
-ANOTHER_A = ServerSpec.tiny('a', env=ENV).with_paths({'tiny:target': '/models/t'})
+ANOTHER_A = ServerSpec.tiny('a', env=ENV).with_paths({'tiny:target': MODEL})
 
 @pytest.mark.specdec(workload="smoke", output_tokens=16, rounds=1, warmup=0)
 @pytest.mark.parametrize("concurrency", [1, 2])
@@ -77,7 +77,7 @@ def test_other_tests_keep_their_places(suite: Suite) -> None:
         "test_1 = make('x', A)\n"
         "def test_middle(): pass\n"
         "test_2 = make('y', B)\n"
-        "test_3 = make('z', ServerSpec.tiny('a', env=ENV).with_paths({'tiny:target': '/models/t'}))\n"
+        "test_3 = make('z', ServerSpec.tiny('a', env=ENV).with_paths({'tiny:target': MODEL}))\n"
     )
 
     result = suite.run("--collect-only", "-q")

@@ -54,7 +54,8 @@ def test_tests_of_one_spec_stay_on_one_worker(suite: Suite) -> None:
 
     result.assert_outcomes(failed=3, passed=3)
     assert suite.launches == 2
-    assert "pytest --update-baselines=new --specdec-device=cpu --specdec-node=cpu-test 'test_suite.py::test_b[b]'" in result.stdout.str()
+    command = "pytest --update-baselines=new --specdec-device=cpu --specdec-node=cpu-test 'test_suite.py::test_b[b]'"
+    assert command in result.stdout.str()
 
 
 def test_the_user_chooses_another_distribution(suite: Suite) -> None:

@@ -34,6 +34,7 @@ def settings(**changes: Any) -> Settings:
         "startup_timeout_s": 600.0,
         "startup_limit_s": 3600.0,
         "allow_loosening": False,
+        "check": False,
         "inconclusive": "fail",
         "where": {},
     }
