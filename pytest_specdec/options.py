@@ -149,6 +149,14 @@ TABLE: Final[tuple[Option, ...]] = (
         help="Give up on a launch after this long in all (default: 3600).",
     ),
     Option(
+        name="lease",
+        flag="--specdec-lease",
+        parse=s.positive_seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="How long a lost connection may take to come back before a remote host ends its servers (default: 120).",
+    ),
+    Option(
         name="allow_loosening",
         flag="--specdec-allow-loosening",
         parse=s.flag,
@@ -263,6 +271,7 @@ def load_settings(config: pytest.Config, environ: Mapping[str, str] | None = Non
         warmup=values["warmup"],
         startup_timeout_s=values["startup_timeout"],
         startup_limit_s=values["startup_limit"],
+        lease_s=values["lease"],
         allow_loosening=values["allow_loosening"],
         check=values["check"],
         inconclusive=values["inconclusive"],

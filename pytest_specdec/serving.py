@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import os
@@ -25,6 +26,7 @@ from pytest_specdec.preflight import Preflight
 from pytest_specdec.results import Recorder
 from pytest_specdec.settings import HERE, Settings
 from pytest_specdec.spec import ServerSpec
+from pytest_specdec.ssh import SshHost
 
 Notify = Callable[[str], None]
 
@@ -32,14 +34,35 @@ Notify = Callable[[str], None]
 SIMULATED_ACCEPTANCE: Final = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")
 
 
+class _Log:
+    """A launch's log: written on the host, kept here."""
+
+    def __init__(self, host: Host, kept: Path) -> None:
+        self._host = host
+        self.kept = kept
+        self.written = host.log_dir() / kept.name if isinstance(host, SshHost) else kept
+
+    def keep(self) -> None:
+        """Bring what there is of it here; a host that is away has said why elsewhere."""
+        if isinstance(self._host, SshHost):
+            with contextlib.suppress(HostError):
+                self._host.fetch(self.written, self.kept)
+
+
 class ServedHere:
     """A running server with the record of its launch, as the pool and the tests' handles use it."""
 
     def __init__(
-        self, running: server.RunningServer, record: LaunchRecord, client: ServerClient, lock: FileLock
+        self,
+        running: server.RunningServer,
+        record: LaunchRecord,
+        client: ServerClient,
+        lock: FileLock,
+        log: _Log,
     ) -> None:
         self._running = running
         self._lock = lock
+        self._log = log
         self.record = record
         self.client = client
 
@@ -55,8 +78,9 @@ class ServedHere:
 
     @property
     def log_path(self) -> Path:
-        """Where its log is kept."""
-        return Path(self._running.log_path)
+        """Where its log is kept, with all that was written so far."""
+        self._log.keep()
+        return self._log.kept
 
     def check_alive(self) -> None:
         """Raise with the reason when it has died."""
@@ -67,6 +91,7 @@ class ServedHere:
         try:
             self._running.stop()
         finally:
+            self._log.keep()
             self._lock.release()
 
 
@@ -85,13 +110,28 @@ class Serving:
     @cached_property
     def host(self) -> Host:
         """Where servers run. Raises :class:`HostError` for a host that cannot be used."""
-        remote = [name for name in self._settings.gpu_hosts or () if name != HERE]
-        if remote:
+        hosts = self._settings.gpu_hosts or (HERE,)
+        if len(hosts) > 1:
+            named = ", ".join(name or "this machine" for name in hosts)
+            raise HostError(f"--gpu-host: this version uses one host a session, and was given {named}")
+        if hosts[0] == HERE:
+            return LocalHost()
+        if self._settings.device == "cpu":
             raise HostError(
-                f"--gpu-host={remote[0]}: this version starts servers on this machine only; run pytest on "
-                "that host with a bare --gpu-host"
+                f"--gpu-host={hosts[0]}: the CPU engine runs on this machine only; leave out --specdec-device=cpu"
             )
-        return LocalHost()
+        return SshHost(
+            hosts[0],
+            runtime_dir=engine_env.cache_root(os.environ) / "run",
+            lease_s=self._settings.lease_s,
+            clock=self._clock,
+        )
+
+    def close(self) -> None:
+        """Let go of the host."""
+        host = self.__dict__.get("host")
+        if isinstance(host, SshHost):
+            host.close()
 
     @cached_property
     def node(self) -> fingerprint.NodeFacts:
@@ -132,6 +172,7 @@ class Serving:
             launched = spec if found is None else spec.with_paths(self._tiny_models(spec, found.path))
         client_for = partial(ServerClient, api_key=(spec.get("--api-key") or (None,))[0])
         lock = self._lock()
+        log = _Log(self.host, self._log_path(spec, index))
         try:
             # With the host to ourselves: another session's server would look like a busy GPU.
             launched = self._checked(launched, found, extra_env)
@@ -142,7 +183,7 @@ class Serving:
                 launched,
                 python=None if found is None else found.path,
                 clock=self._clock,
-                log_path=self._log_path(spec, index),
+                log_path=log.written,
                 client_factory=client_for,
                 startup_timeout_s=self._settings.startup_timeout_s,
                 startup_limit_s=self._settings.startup_limit_s,
@@ -150,11 +191,12 @@ class Serving:
                 on_progress=self._notify,
             )
         except BaseException:
+            log.keep()
             lock.release()
             raise
         try:
-            record = self._record(spec, index, running, started_unix_s, node, found)
-            return ServedHere(running, record, client_for(running.url), lock)
+            record = self._record(spec, index, running, started_unix_s, node, found, log.kept)
+            return ServedHere(running, record, client_for(running.url), lock, log)
         except BaseException:
             running.stop()
             lock.release()
@@ -226,12 +268,13 @@ class Serving:
         started_unix_s: float,
         node: fingerprint.NodeFacts,
         found: PythonFound | None,
+        log_path: Path,
     ) -> LaunchRecord:
         info = running.info
         facts = {
             **node.facts,
             **({} if found is None else fingerprint.engine_facts(self.host, found.path)),
-            **fingerprint.environment_variables({**os.environ, **spec.env}),
+            **fingerprint.environment_variables({**self.host.environ(), **spec.env}),
             **info.facts,
         }
         return LaunchRecord(
@@ -243,7 +286,7 @@ class Serving:
             node=node.slug,
             started_unix_s=started_unix_s,
             ready_s=running.ready_s,
-            log_path=str(running.log_path),
+            log_path=str(log_path),
             sglang_version=info.version or (None if found is None else found.sglang_version),
             drafting=info.drafting,
             server_args=info.args,

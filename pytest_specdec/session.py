@@ -300,6 +300,7 @@ class SpecdecSession:
             self.judging.write_updates(excluded=self._failed_keys)
             if self._shown:
                 self.write()
+            self.serving.close()
 
     def document(self) -> dict[str, Any]:
         """Return the results document of this process."""

@@ -160,6 +160,7 @@ class Settings:
     warmup: int
     startup_timeout_s: float
     startup_limit_s: float
+    lease_s: float
     allow_loosening: bool
     check: bool
     inconclusive: str

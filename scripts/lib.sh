@@ -88,4 +88,18 @@ setup_project() {
     project_python=$env/bin/python
 }
 
+# A real sshd for the tests of remote hosts; started by the tests themselves, with keys and a configuration of theirs.
+setup_sshd() {
+    if PATH=$PATH:/usr/sbin command -v sshd >/dev/null && command -v ssh >/dev/null; then
+        return
+    fi
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+        echo "the tests of remote hosts need sshd and ssh: install openssh-server and openssh-client" >&2
+        return 1
+    fi
+    echo "installing openssh-server ..." >&2
+    apt-get update -qq >/dev/null
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openssh-server openssh-client >/dev/null
+}
+
 python=$(find_python)

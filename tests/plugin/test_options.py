@@ -123,16 +123,24 @@ def test_a_bad_value_is_a_usage_error_that_names_its_source(
     assert message in result.stderr.str() + result.stdout.str()
 
 
-def test_a_remote_host_says_not_yet(suite: Suite) -> None:
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--gpu-host=root@127.0.0.1:1",), "root@127.0.0.1:1"),
+        (("--gpu-host=a", "--gpu-host=b"), "this version uses one host a session, and was given a, b"),
+    ],
+    ids=["away", "two"],
+)
+def test_a_host_that_cannot_be_used_is_infrastructure(suite: Suite, args: tuple[str, ...], said: str) -> None:
     suite.write(
         "GPU = ServerSpec.from_command('gpu', 'python -m sglang.launch_server --model-path /m')\n"
         + TEST_B.replace("[B]", "[GPU]")
     )
 
-    result = suite.run("--gpu-host=root@blackwell")
+    result = suite.run(*args)
 
     assert result.ret == 12
-    assert "--gpu-host=root@blackwell: this version starts servers on this machine only" in result.stdout.str()
+    assert said in result.stdout.str()
     assert suite.launches == 0
 
 

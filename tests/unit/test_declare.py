@@ -33,6 +33,7 @@ def settings(**changes: Any) -> Settings:
         "warmup": 1,
         "startup_timeout_s": 600.0,
         "startup_limit_s": 3600.0,
+        "lease_s": 120.0,
         "allow_loosening": False,
         "check": False,
         "inconclusive": "fail",

@@ -1,0 +1,107 @@
+"""A whole pytest session against a GPU host that is reached by SSH, as from a laptop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from tests.hosts.sshd import Sshd, make_sshd
+from tests.plugin.conftest import TEST_B, Suite
+from tests.plugin.test_life_cycle import servers_of, start, wait_for
+
+NVIDIA_SMI = """#!/bin/sh
+case "$1" in
+*compute-apps*) ;;
+*uuid*) echo "0, GPU-1, 97887, 97000" ;;
+*) echo "NVIDIA RTX PRO 6000 Blackwell Server Edition, 580.65.06, 97887, 600.00, 2430, 14001" ;;
+esac
+"""
+
+
+@pytest.fixture
+def laptop(pytester: pytest.Pytester, tmp_path_factory: pytest.TempPathFactory) -> Suite:
+    """A suite whose ``ssh`` knows the GPU host, and which has no GPU driver of its own."""
+    return Suite(pytester)
+
+
+@pytest.fixture
+def gpu_box(laptop: Suite, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]  # noqa: ANN201  # a generator of Sshd
+    tools = tmp_path_factory.mktemp("tools")
+    (tools / "nvidia-smi").write_text(NVIDIA_SMI)
+    (tools / "nvidia-smi").chmod(0o755)
+    # A login shell sets PATH from start-up files; this one stands for a user whose files know the tools.
+    shell = tools / "shell"
+    shell.write_text(f'#!/bin/sh\nexport PATH={tools}:$PATH\n[ "$1" = -l ] && shift\nexec /bin/sh "$@"\n')
+    shell.chmod(0o755)
+    server = make_sshd(tmp_path_factory.mktemp("box") / "s", f"SetEnv SHELL={shell}")
+    server.start()
+    ssh = laptop.python.parent / "ssh"
+    ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh {" ".join(server.options)} "$@"\n')
+    ssh.chmod(0o755)
+    yield server
+    server.stop()
+
+
+def gpu_suite(laptop: Suite) -> None:
+    laptop.write(
+        "GPU = ServerSpec.from_command('gpu', f'python -m sglang.launch_server --model-path {MODEL}"
+        " --speculative-algorithm NGRAM')\nGPU = GPU.but('gpu', env=ENV)\n" + TEST_B.replace("[B]", "[GPU]")
+    )
+
+
+def on_path(laptop: Suite) -> dict[str, str]:
+    return {"PATH": f"{laptop.python.parent}:{os.environ['PATH']}", "PYTEST_SPECDEC_NODE": ""}
+
+
+def test_servers_start_there_and_results_are_kept_here(laptop: Suite, gpu_box: Sshd) -> None:
+    gpu_suite(laptop)
+
+    result = laptop.run("--gpu-host=gpu-box", "--update-baselines", "--specdec-launches=1", env=on_path(laptop))
+
+    assert result.ret == 0
+    node = "1x-rtx-pro-6000-blackwell-server-edition"
+    stored = json.loads((laptop.root / "baselines" / node / "gpu--smoke--c1--o31.json").read_text())
+    assert stored["metrics"]["accept_length"]["launches"] == [[3.0, 3.0]]
+    assert stored["metrics"]["decode_tok_s"]["gate"] is True, "a GPU's throughput gates"
+    assert stored["environment"]["driver_version"] == "580.65.06"
+    (log,) = (laptop.root / ".specdec" / "logs").glob("*gpu*.log")
+    assert "The server is fired up and ready to roll!" in log.read_text()
+    assert laptop.launches == 1
+    assert not servers_of(laptop)
+
+
+def test_a_failure_there_is_told_here_with_its_log(laptop: Suite, gpu_box: Sshd) -> None:
+    gpu_suite(laptop)
+    path = laptop.root / "test_suite.py"
+    path.write_text(path.read_text().replace("env=ENV)", "env={**ENV, 'FAKE_DIE': 'start'})"))
+
+    result = laptop.run("--gpu-host=gpu-box", env=on_path(laptop))
+
+    assert result.ret == 12
+    assert "OSError: no such model: /nowhere" in result.stdout.str()
+    (log,) = (laptop.root / ".specdec" / "logs").glob("*gpu*.log")
+    assert "OSError: no such model: /nowhere" in log.read_text()
+
+
+def test_a_killed_session_ends_its_servers_there_within_ten_seconds(laptop: Suite, gpu_box: Sshd) -> None:
+    gpu_suite(laptop)
+    path = laptop.root / "test_suite.py"
+    path.write_text(
+        path.read_text().replace(
+            "specdec_benchmark()\n", "import time; specdec_benchmark(check=False); time.sleep(90)\n"
+        )
+    )
+    session = start(laptop, "--gpu-host=gpu-box", **on_path(laptop))
+    wait_for((laptop.root / ".specdec" / "results.json").exists, deadline_s=60)
+    assert servers_of(laptop)
+
+    session.send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    session.communicate(timeout=20)
+    wait_for(lambda: not servers_of(laptop), deadline_s=12)
+
+    assert time.monotonic() - killed < 10
