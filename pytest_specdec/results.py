@@ -219,6 +219,7 @@ class Recorder:
             "node": launch.node,
             "launch": launch.index,
             "metrics": metrics.round_metrics(done, measurement.concurrency),
+            "accept_histogram": metrics.accept_histogram((done,)),
             "round": dataclasses.asdict(done),
         }
         with self.rounds_path.open("a", encoding="utf-8") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -226,8 +227,13 @@ def test_the_table_and_the_report_are_named_at_the_end(recorded: Suite) -> None:
 def test_rounds_are_on_disk_one_line_each(recorded: Suite) -> None:
     recorded.run("--specdec-rounds=3", "--specdec-warmup=2")
 
-    lines = (recorded.root / ".specdec" / "rounds.jsonl").read_text().splitlines()
-    assert len(lines) == 5
+    rows = [json.loads(line) for line in (recorded.root / ".specdec" / "rounds.jsonl").read_text().splitlines()]
+    assert [row["round"]["warmup"] for row in rows] == [True, True, False, False, False]
+    for row in rows:
+        assert row["metrics"]["accept_length"] == 3.0
+        # Four prompts of 30 tokens after the first, three a verify step, two of them drafts that were right.
+        assert row["accept_histogram"] == [0, 0, 40]
+        assert len(row["round"]["requests"]) == 4
 
 
 def test_check_false_leaves_the_verdict_to_the_test(suite: Suite) -> None:
@@ -273,3 +279,15 @@ def test_on_github_the_step_summary_shows_the_table(recorded: Suite) -> None:
     text = (recorded.root / "summary.md").read_text()
     assert "### Speculative decoding on `cpu-test`" in text
     assert "| b | smoke c1 o31 |" in text
+
+
+@pytest.mark.parametrize("name", ["SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN"])
+def test_simulated_acceptance_is_invalid_by_either_name_and_never_a_baseline(suite: Suite, name: str) -> None:
+    waiving = TEST_B.replace('"smoke",', '"smoke", waive=["simulated-acceptance"],')
+    suite.write(TEST_B + waiving.replace("test_b", "test_waiving").replace("31", "21"))
+
+    result = suite.run("--update-baselines", "--specdec-launches=1", env={name: "2.5"})
+
+    assert result.ret == 11
+    assert f"acceptance is simulated ({name}=2.5)" in result.stdout.str()
+    assert not (suite.root / "baselines").exists()
