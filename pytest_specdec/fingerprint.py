@@ -24,7 +24,9 @@ _GPU_QUERY: Final = {
     "clocks.max.memory": "gpu_max_memory_mhz",
 }
 #: Variables that change how a server runs.
-_RELEVANT: Final = re.compile(r"(SGLANG|NCCL|CUDA|TORCH\w*|OMP|FLASHINFER|TRITON|SPECDEC_CPU|KMP|MKL)_|(LD_PRELOAD|SIMULATE_ACC_LEN)$")
+_RELEVANT: Final = re.compile(
+    r"(SGLANG|NCCL|CUDA|TORCH\w*|OMP|FLASHINFER|TRITON|SPECDEC_CPU|KMP|MKL)_|(LD_PRELOAD|SIMULATE_ACC_LEN)$"
+)
 _SECRET: Final = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)", re.IGNORECASE)
 _TELL_ENGINE: Final = """
 import importlib.metadata as m, platform

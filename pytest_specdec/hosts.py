@@ -94,11 +94,23 @@ class Host(Protocol):
 _live: dict[int, LocalProcess] = {}
 
 
+_GUARD: Final = Path(__file__).parent / "guard.py"
+_GUARD_WAIT_S: Final = 5.0
+
+
 class LocalProcess:
     """A process group on this machine: a session of its own, so that its members can be found by its id."""
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self._popen = popen
+        # It holds the other end of a pipe of ours, and ends the session when that closes without a word.
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_GUARD), str(popen.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         self._owner = os.getpid()
         self._gone = False
         # Members are remembered with their start times: an id alone may have been given to another process.
@@ -154,9 +166,16 @@ class LocalProcess:
                     os.kill(pid, number)
 
     def forget(self) -> None:
-        """Leave the list of what is ended when Python exits."""
+        """Leave the list of what is ended when Python exits; the guard is told that all is done."""
         self.poll()
         _live.pop(self.pid, None)
+        pipe = self._guard.stdin
+        assert pipe is not None
+        if not pipe.closed:
+            with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+                pipe.write(b"done\n")
+                pipe.close()
+                self._guard.wait(timeout=_GUARD_WAIT_S)
         if not _live:
             _leave_term_alone()
 

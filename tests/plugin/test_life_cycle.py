@@ -52,7 +52,7 @@ def start(suite: Suite, *args: str, **env: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("death", ["hang", ""], ids=["while launching", "while serving"])
 def test_an_interrupt_ends_the_server(suite: Suite, number: signal.Signals, death: str) -> None:
     body = "import time; specdec_benchmark(check=False); time.sleep(60)\n"
@@ -67,6 +67,21 @@ def test_an_interrupt_ends_the_server(suite: Suite, number: signal.Signals, deat
 
     assert session.returncode != 0
     wait_for(lambda: not servers_of(suite), deadline_s=5)
+
+
+def test_a_kill_of_the_session_ends_even_a_server_that_ignores_sigterm_within_ten_seconds(suite: Suite) -> None:
+    body = "import time; specdec_benchmark(check=False); time.sleep(60)\n"
+    suite.write(TEST_B.replace("specdec_benchmark()\n", body))
+    session = start(suite, FAKE_DIE="stubborn")
+    wait_for((suite.root / ".specdec" / "results.json").exists)
+    assert servers_of(suite)
+
+    session.kill()
+    killed = time.monotonic()
+    session.communicate(timeout=20)
+    wait_for(lambda: not servers_of(suite), deadline_s=12)
+
+    assert time.monotonic() - killed < 10
 
 
 def test_rounds_measured_before_an_interrupt_are_kept(suite: Suite) -> None:

@@ -14,7 +14,7 @@ import pytest_specdec
 PACKAGE = Path(pytest_specdec.__file__).parent
 
 LAYERS: dict[int, set[str]] = {
-    0: {"errors", "commandline", "flags", "flag_probe", "spec", "model"},
+    0: {"errors", "commandline", "flags", "flag_probe", "guard", "spec", "model"},
     1: {"stats", "metrics", "validity", "settings", "jsonfile", "workloads", "clock", "hosts", "renames"},
     2: {
         "baseline_store",
