@@ -98,19 +98,31 @@ _GUARD: Final = Path(__file__).parent / "guard.py"
 _GUARD_WAIT_S: Final = 5.0
 
 
+def _start_guard(pid: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_GUARD), str(pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _dismiss(guard: subprocess.Popen[bytes]) -> None:
+    assert guard.stdin is not None
+    with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+        guard.stdin.write(b"done\n")
+        guard.stdin.close()
+        guard.wait(timeout=_GUARD_WAIT_S)
+
+
 class LocalProcess:
     """A process group on this machine: a session of its own, so that its members can be found by its id."""
 
-    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], *, guarded: bool) -> None:
         self._popen = popen
         # It holds the other end of a pipe of ours, and ends the session when that closes without a word.
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_GUARD), str(popen.pid)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._guard = _start_guard(popen.pid) if guarded else None
         self._owner = os.getpid()
         self._gone = False
         # Members are remembered with their start times: an id alone may have been given to another process.
@@ -169,13 +181,9 @@ class LocalProcess:
         """Leave the list of what is ended when Python exits; the guard is told that all is done."""
         self.poll()
         _live.pop(self.pid, None)
-        pipe = self._guard.stdin
-        assert pipe is not None
-        if not pipe.closed:
-            with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
-                pipe.write(b"done\n")
-                pipe.close()
-                self._guard.wait(timeout=_GUARD_WAIT_S)
+        if self._guard is not None:
+            _dismiss(self._guard)
+            self._guard = None
         if not _live:
             _leave_term_alone()
 
@@ -219,11 +227,15 @@ def _leave_term_alone() -> None:
 
 
 class LocalHost:
-    """This machine."""
+    """This machine. ``guarded``: what it starts is ended when this process is killed.
+
+    Without a guard are clients whose end means something to another machine: they end by the pipes they hold.
+    """
 
     name = "localhost"
 
-    def __init__(self) -> None:
+    def __init__(self, *, guarded: bool = True) -> None:
+        self._guarded = guarded
         self._given_ports: set[int] = set()
 
     def home(self) -> str:
@@ -273,7 +285,7 @@ class LocalHost:
                 )
         except OSError as error:
             raise HostError(f"{self.name}: {argv[0]} can't be started: {error}") from None
-        return LocalProcess(popen)
+        return LocalProcess(popen, guarded=self._guarded)
 
     def free_port(self) -> int:
         """Return a port that was free a moment ago, and that was not given out before."""

@@ -108,7 +108,8 @@ class SshConnection:
         self._clock = clock
         self._connect_timeout_s = connect_timeout_s
         self._alive_s = max(1, round(alive_s))
-        self._local = LocalHost()
+        # Killed with this process, ssh would look like a connection that was lost: it is to end in order.
+        self._local = LocalHost(guarded=False)
         self._lock = threading.RLock()
         self._master: LocalProcess | None = None
         self._feed: Feed | None = None

@@ -39,7 +39,8 @@ class _Channel:
 
     def __init__(self, connection: SshConnection, *, python: str, first_line: Mapping[str, Any], clock: Clock) -> None:
         self._clock = clock
-        self._local = LocalHost()
+        # Killed with this process, ssh would look like a connection that was lost: it is to end in order.
+        self._local = LocalHost(guarded=False)
         self._log_path = connection.new_path("lease-out")
         self._feed = Feed(connection.new_path("lease-in"))
         self._start = json.dumps({"specdec": first_line["token"]})[:-1].encode()
