@@ -18,8 +18,6 @@ from pytest_specdec.plan import PlannedTest
 from pytest_specdec.spec import ServerSpec
 from pytest_specdec.workloads import load_workload
 
-#: Fixtures that make a test one of ours.
-OUR_FIXTURES: Final = frozenset({"sglang_server", "specdec_benchmark", "gpu_host"})
 #: What the marker takes; the first three are read from parameters of the same name as well.
 MARKER_FIELDS: Final = ("workload", "concurrency", "output_tokens", "sampling", "rounds", "warmup", "waive")
 _PARAMETERS: Final = ("workload", "concurrency", "output_tokens")
@@ -38,11 +36,6 @@ class Declaration:
     markers: tuple[Mapping[str, Any], ...]
     params: Mapping[str, Any]
     fixtures: frozenset[str]
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether the plug-in may skip, order or count this test."""
-        return bool(self.markers) or bool(self.fixtures & OUR_FIXTURES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
