@@ -37,7 +37,7 @@ LAYERS: dict[int, set[str]] = {
         "ssh_process",
         "supervisor",
     },
-    3: {"server", "bench", "preflight"},
+    3: {"server", "readiness", "stopping", "bench", "preflight"},
     4: {"distribution", "plan", "declare", "pool", "results", "serving", "judging", "session"},
     5: {"hookspecs", "options", "plugin", "cli"},
 }

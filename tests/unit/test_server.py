@@ -9,7 +9,8 @@ import pytest
 
 from pytest_specdec import ServerSpec
 from pytest_specdec.errors import LaunchError
-from pytest_specdec.server import RunningServer, launch, stop_process
+from pytest_specdec.server import RunningServer, launch
+from pytest_specdec.stopping import stop_process
 from tests.fakes.host import FakeClient, FakeClock, FakeHost, FakeProcess
 
 LOG = Path("/logs/base.log")
