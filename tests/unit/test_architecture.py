@@ -22,6 +22,7 @@ LAYERS: dict[int, set[str]] = {
         "report",
         "client",
         "http_stream",
+        "agreement",
         "logwatch",
         "fingerprint",
         "engine_env",
