@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pytest_specdec.errors import (
     BaselineFileError,
+    DisagreementError,
     HostError,
     InfrastructureError,
     LaunchError,
@@ -36,6 +37,7 @@ __all__ = [
     "BaselineFileError",
     "Comparison",
     "Direction",
+    "DisagreementError",
     "HostError",
     "InfrastructureError",
     "LaunchError",

@@ -54,12 +54,13 @@ def measure(
     *,
     rounds: int,
     warmup: int,
+    flush: bool = True,
     clock: Clock,
     on_round: Callable[[Round], None],
 ) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
     """Run warm-up rounds, then measured rounds; return both.
 
-    The cache is flushed before every round; a flush that the server refuses raises
+    The cache is flushed before every round (unless ``flush`` is off); a flush that the server refuses raises
     :class:`pytest_specdec.errors.ServerRequestError`. ``on_round`` is called as each round ends, so that it is
     written before the next can fail.
     """
@@ -68,7 +69,8 @@ def measure(
     turns = math.ceil(len(prompts) / measurement.concurrency)
 
     def one(index: int, *, is_warmup: bool) -> Round:
-        server.flush_cache()
+        if flush:
+            server.flush_cache()
         started_unix_s = clock.time()
         wall_s, samples = server.load(
             prompts,

@@ -56,7 +56,7 @@ def resolve(declaration: Declaration, settings: s.Settings) -> PlannedTest | Ski
         if declaration.fixtures & {"sglang_server", "specdec_benchmark"}:
             raise UserInputError(f"{declaration.nodeid}: no server spec; parametrize the fixture with one:\n{_EXAMPLE}")
         if "gpu_host" in declaration.fixtures and settings.gpu_hosts is None:
-            return Skip(reason=_NEEDS_GPU_HOST)
+            return Skip(reason=_needs_gpu_host(settings))
         return None
     if not isinstance(spec, ServerSpec):
         raise UserInputError(
@@ -67,7 +67,7 @@ def resolve(declaration: Declaration, settings: s.Settings) -> PlannedTest | Ski
     rounds, warmup = said.whole("rounds", 1, settings.rounds), said.whole("warmup", 0, settings.warmup)
     waived = said.waived()
     if "gpu_host" in declaration.fixtures and settings.gpu_hosts is None:
-        return Skip(reason=_NEEDS_GPU_HOST)
+        return Skip(reason=_needs_gpu_host(settings))
     placed = _place(spec, settings)
     if isinstance(placed, Skip):
         return placed
@@ -85,8 +85,16 @@ def resolve(declaration: Declaration, settings: s.Settings) -> PlannedTest | Ski
 _NEEDS_GPU_HOST: Final = "needs a GPU host: give --gpu-host for this machine, or --gpu-host=[user@]host for another one"
 
 
+def _needs_gpu_host(settings: s.Settings) -> str:
+    beside = "" if settings.url is None else ": of a server at --specdec-url no more is known than its HTTP side"
+    return _NEEDS_GPU_HOST + beside
+
+
 def _place(spec: ServerSpec, settings: s.Settings) -> ServerSpec | Skip:
     """Choose the form of the spec that the run's device can serve."""
+    if settings.url is not None:
+        # What runs there has chosen already: the server is asked when the first test wants it.
+        return spec.standin() or spec if settings.device == "cpu" else spec
     if settings.device == "cuda":
         if spec.runs_on_cpu:
             return Skip(reason=f"{spec.name} is made for the CPU engine: give --specdec-device=cpu")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_specdec.errors import HostError
-from pytest_specdec.hosts import Host
+from pytest_specdec.hosts import Host, LocalHost
 
 ENGINE: Final = Path(__file__).parent / "cpu_engine"
 _SCHEME: Final = "tiny:"
@@ -21,13 +21,19 @@ _SCHEME: Final = "tiny:"
 _MAKING_TIMEOUT_S: Final = 300.0
 
 
-def cache_root(environ: Mapping[str, str]) -> Path:
+def cache_root(environ: Mapping[str, str], *, home: str | None = None) -> Path:
     """Where things that can be made again are kept: ``PYTEST_SPECDEC_CACHE``, or below the user's cache."""
     own = environ.get("PYTEST_SPECDEC_CACHE")
     if own:
         return Path(own)
-    base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    base = environ.get("XDG_CACHE_HOME") or str(Path(home or Path.home()) / ".cache")
     return Path(base) / "pytest-specdec"
+
+
+def host_cache(host: Host) -> Path:
+    """Return the cache directory on a host: its user's, as a login shell there sees it."""
+    # What a command on this machine inherits leaves out the variables of pytest, that of the cache among them.
+    return cache_root(os.environ) if isinstance(host, LocalHost) else cache_root(host.environ(), home=host.home())
 
 
 def cpu_engine_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -10,6 +10,7 @@
     ├── InfrastructureError     no measurement could be made, through no fault of the code under test
     │   ├── HostError           a host does not answer, or lacks what a launch needs
     │   ├── LaunchError         a server did not start, or died
+    │   ├── DisagreementError   a server that was already running is not the one that a spec describes
     │   └── ServerRequestError  a server answered a request of ours with an error, or not at all
     └── MeasurementError        requests were answered, but no metric follows from the answers
 
@@ -59,6 +60,10 @@ class LaunchError(InfrastructureError):
         super().__init__(message)
         self.log_path = log_path
         self.exit_code = exit_code
+
+
+class DisagreementError(InfrastructureError):
+    """A server that was already running is not the one that a spec describes; the message holds what differs."""
 
 
 class ServerRequestError(InfrastructureError):

@@ -55,6 +55,40 @@ def gpus_needed(spec: ServerSpec) -> int:
     return -(-needed // _size(spec, "--nnodes"))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Which GPUs a launch may take, by ``nvidia-smi``'s index, and how many of them it does."""
+
+    gpus: tuple[str, ...]
+    count: int
+
+
+def placement(host: Host, spec: ServerSpec, *, env: Mapping[str, str]) -> Placement:
+    """Return where a launch may be placed beside others; raises :class:`HostError` when no place can do."""
+    visible, limit = _visible(_gpus(host), spec, env)
+    if spec.launcher_brings_python and not limit:
+        raise HostError(
+            f"{spec.name} runs in a container and takes every GPU of {host.name}; a host is shared "
+            "(--specdec-share-host) by those that name theirs: add --gpus device=..."
+        )
+    used = _used(visible, spec)
+    if len(used) < gpus_needed(spec):
+        raise HostError(f"{spec.name} takes {gpus_needed(spec)} GPUs, and {host.name} lets it see {len(visible)}")
+    candidates = used if chooses_gpus(spec) else visible
+    return Placement(gpus=tuple(gpu.index for gpu in candidates), count=len(used))
+
+
+def chooses_gpus(spec: ServerSpec) -> bool:
+    """Whether a spec itself says which GPUs it takes."""
+    flags = spec.has("--base-gpu-id") or spec.has("--gpu-id-step")
+    return flags or spec.launcher_brings_python or bool(_selectors(spec, spec.env))
+
+
+def _used(visible: Sequence[Gpu], spec: ServerSpec) -> list[Gpu]:
+    """Of the GPUs that a launch sees, those that it takes."""
+    return list(visible[_size(spec, "--base-gpu-id", 0) :: _size(spec, "--gpu-id-step")][: gpus_needed(spec)])
+
+
 def gpu_problems(host: Host, spec: ServerSpec, *, env: Mapping[str, str], clock: Clock) -> list[str]:
     """Return what stands against a launch on the host's GPUs; empty where nothing does.
 
@@ -76,8 +110,7 @@ def _look(host: Host, spec: ServerSpec, env: Mapping[str, str]) -> tuple[list[st
     except HostError as error:
         return [f"{error}. A spec for CUDA needs a host with an NVIDIA driver"], []
     chosen, limit = _visible(gpus, spec, env)
-    needed, first, step = gpus_needed(spec), _size(spec, "--base-gpu-id", 0), _size(spec, "--gpu-id-step")
-    used = chosen[first::step][:needed]
+    needed, used = gpus_needed(spec), _used(chosen, spec)
     if len(used) < needed:
         parallel = [f"{o.flag} {' '.join(o.values)}" for o in spec.options if o.name in _PARALLEL and o.values]
         wants = f"the spec takes {needed} GPU{'' if needed == 1 else 's'}"

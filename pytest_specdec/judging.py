@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pytest_specdec import compare, engine_env, metrics, results, validity
+from pytest_specdec import attach, compare, engine_env, metrics, results, validity
 from pytest_specdec.baseline import Baseline, Identity, Provenance, write_baseline
 from pytest_specdec.baseline_store import ANY, BaselineStore, Change, Lookup, updated
 from pytest_specdec.model import Comparison, LaunchRounds, Measurement, RoundsByLaunch, Verdict, Violation
@@ -41,7 +41,8 @@ class Judging:
     @cached_property
     def store(self) -> BaselineStore:
         """The baselines as seen from this node."""
-        return BaselineStore(self._settings.baselines_dir, self._serving.node.slug)
+        # Named by the user, it is not asked of a host: collecting must not choose one of a pool.
+        return BaselineStore(self._settings.baselines_dir, self._settings.node or self._serving.node.slug)
 
     def launches_for(self, measurement: Measurement) -> int:
         """How many launches a measurement is spread over, in the plan."""
@@ -63,7 +64,8 @@ class Judging:
         lookup = self.store.lookup(measurement.key)
         found = _violations(measurement, launches)
         applied = [violation for violation in found if violation.rule not in waived]
-        notes = [f"waived {violation.rule}: {violation.reason}" for violation in found if violation.rule in waived]
+        notes = [note for launch in launches for note in attach.notes(launch.launch)]
+        notes += [f"waived {violation.rule}: {violation.reason}" for violation in found if violation.rule in waived]
         identity = _identity(measurement)
         environment = _environment(launches)
         comparison = compare.judge(
@@ -188,6 +190,7 @@ def _violations(measurement: Measurement, launches: Sequence[LaunchRounds]) -> l
             measurement=measurement,
             rounds=launch.rounds,
             drafting=launch.launch.drafting,
+            cache_flushed=launch.launch.cache_flushed,
             simulated_acceptance=simulated[0] if simulated else None,
         )
         for violation in validity.violations(run):

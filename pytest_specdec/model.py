@@ -155,7 +155,9 @@ class LaunchRecord:
     """One start of a server, and what was learned about it.
 
     ``server_args`` are the effective arguments from ``/server_info`` (secrets removed); ``facts`` are the
-    other environment facts recorded with a baseline (versions, token capacity, GPU state).
+    other environment facts recorded with a baseline (versions, token capacity, GPU state). ``attached_to`` is the
+    address of a server that was running before; then ``ready_s`` and ``log_path`` are not known (None), and
+    ``started_unix_s`` is when it was first asked. ``cache_flushed``: before each round.
     """
 
     index: int
@@ -165,12 +167,14 @@ class LaunchRecord:
     host: str
     node: str
     started_unix_s: float
-    ready_s: float
-    log_path: str
+    ready_s: float | None
+    log_path: str | None
     sglang_version: str | None
     drafting: bool
     server_args: Mapping[str, object]
     facts: Mapping[str, object]
+    attached_to: str | None = None
+    cache_flushed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

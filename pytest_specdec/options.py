@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import pytest
@@ -75,12 +76,37 @@ TABLE: Final[tuple[Option, ...]] = (
         help="Where specs run: auto is cuda with --gpu-host, otherwise the CPU engine.",
     ),
     Option(
+        name="url",
+        flag="--specdec-url",
+        parse=s.server_url,
+        default=None,
+        metavar="URL",
+        help="Measure the server that is already running there: nothing is started or stopped, one launch is judged.",
+    ),
+    Option(
+        name="url_flush",
+        flag="--specdec-url-flush",
+        parse=s.flag,
+        default=False,
+        switch=True,
+        help="Flush the prefix cache of the --specdec-url server before each round.",
+    ),
+    Option(
+        name="share_host",
+        flag="--specdec-share-host",
+        parse=s.flag,
+        default=False,
+        switch=True,
+        help="Let several measured servers run on one host at a time, each on GPUs of its own.",
+    ),
+    Option(
         name="python",
         flag="--specdec-python",
-        parse=s.text,
-        default=None,
+        parse=s.pythons,
+        default=MappingProxyType({}),
         metavar="PATH",
-        help="The Python that runs SGLang on the host; otherwise the spec's, then the one the shell finds.",
+        help="The Python that runs SGLang on the host (as an ini value also lines of `host: path`); otherwise the "
+        "spec's, then the one the shell finds.",
     ),
     Option(
         name="node",
@@ -256,11 +282,15 @@ def load_settings(config: pytest.Config, environ: Mapping[str, str] | None = Non
         raise pytest.UsageError(str(error)) from None
     values = {name: entry.value for name, entry in resolved.items()}
     gpu_hosts: tuple[str, ...] | None = values["gpu_host"]
-    automatic: s.Device = "cpu" if gpu_hosts is None else "cuda"
+    automatic: s.Device = "cpu" if gpu_hosts is None and values["url"] is None else "cuda"
     device: s.Device = automatic if values["device"] == "auto" else values["device"]
+    _check_together(values, device, {name: entry.where for name, entry in resolved.items()})
     return s.Settings(
         gpu_hosts=gpu_hosts,
         device=device,
+        url=values["url"],
+        url_flush=values["url_flush"],
+        share_host=values["share_host"],
         update=values["update_baselines"],
         python=values["python"],
         node=values["node"],
@@ -277,6 +307,30 @@ def load_settings(config: pytest.Config, environ: Mapping[str, str] | None = Non
         inconclusive=values["inconclusive"],
         where={name: entry.where for name, entry in resolved.items()},
     )
+
+
+def _check_together(values: Mapping[str, Any], device: s.Device, where: Mapping[str, str]) -> None:
+    """Refuse settings that say different things; raises :class:`pytest.UsageError` naming both sources."""
+
+    def refuse(one: str, other: str, why: str) -> None:
+        raise pytest.UsageError(f"{where[one]} and {where[other]}: {why}; leave one of them out")
+
+    if values["url"] is not None:
+        if values["gpu_host"] is not None:
+            refuse("url", "gpu_host", "a server that is already running is measured where it is")
+        if values["launches"] not in (None, 1):
+            refuse("url", "launches", f"a server that is already running is one launch, not {values['launches']}")
+        if values["update_baselines"] is not None and values["node"] is None:
+            raise pytest.UsageError(
+                f"{where['update_baselines']} and {where['url']}: a server does not tell its hardware over HTTP; say "
+                "whose baselines are written with --specdec-node=NAME"
+            )
+    elif values["url_flush"]:
+        raise pytest.UsageError(f"{where['url_flush']} is about the server of --specdec-url, and none is given")
+    if values["share_host"] and device == "cpu":
+        raise pytest.UsageError(
+            f"{where['share_host']}: servers that share a host are kept apart by GPUs, and the CPU engine has none"
+        )
 
 
 def _resolve(config: pytest.Config, option: Option, environ: Mapping[str, str]) -> s.Resolved[Any]:

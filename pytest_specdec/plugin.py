@@ -16,7 +16,7 @@ import pytest
 from pytest_specdec import options
 
 if TYPE_CHECKING:
-    from pytest_specdec.plan import PlannedTest  # noqa: F401  # named in a stash key
+    from pytest_specdec.plan import PlannedTest
     from pytest_specdec.session import Benchmark, GpuHost, SglangServer, SpecdecSession
 
 _SESSION: Final = pytest.StashKey["SpecdecSession"]()
@@ -196,8 +196,18 @@ def sglang_server(request: pytest.FixtureRequest) -> SglangServer:
 
     The handle is lazy: ``.url``, ``.info``, ``.log_path`` and ``.generate()`` start the server if it isn't up.
     """
-    planned = request.node.stash[_PLANNED]
-    return _session_of(request.config).server(planned)
+    return _session_of(request.config).server(_planned(request))
+
+
+def _planned(request: pytest.FixtureRequest) -> PlannedTest:
+    planned: PlannedTest | None = request.node.stash.get(_PLANNED, None)
+    if planned is None:
+        pytest.fail(
+            f"{request.node.nodeid}: {request.fixturename} was asked for while the test runs (getfixturevalue), after "
+            'the plan was made; name it in the test\'s signature, and parametrize "sglang_server" with a ServerSpec',
+            pytrace=False,
+        )
+    return planned
 
 
 @pytest.fixture
@@ -224,7 +234,7 @@ def specdec_benchmark(
     output_tokens: object,
 ) -> Benchmark:
     """Return a callable that gives the stored result of the test's measurement, and fails on a bad verdict."""
-    planned = request.node.stash[_PLANNED]
+    planned = _planned(request)
     given = {"workload": workload, "concurrency": concurrency, "output_tokens": output_tokens}
     session = _session_of(request.config)
     session.check_declared(request.node, {name: value for name, value in given.items() if value is not None})
@@ -321,7 +331,8 @@ class _Outcomes:
             distribution.groups_file(run_id).unlink(missing_ok=True)
         specdec = self._config.stash.get(_SESSION, None)
         if specdec is not None:
-            specdec.finish()
+            if not specdec.finish():
+                self._tally.failed.add("infrastructure")
             document = specdec.document()
             if hasattr(self._config, "workeroutput"):
                 self._config.workeroutput[_WORKER_OUTPUT] = document
@@ -347,7 +358,7 @@ class _Outcomes:
         if not self._tally.selected:
             return False
         settings = options.load_settings(self._config)
-        return settings.gpu_hosts is not None or settings.where["device"] != "default"
+        return settings.asked_for_gpus or settings.where["device"] != "default"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table of measurements, what became of baselines, and where the report is."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime as dt
 import os
@@ -12,21 +11,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from filelock import FileLock, Timeout
-
-from pytest_specdec import bench, engine_env, fingerprint, metrics, preflight, server
-from pytest_specdec.client import ServerClient, ServerInfo
+from pytest_specdec import attach, bench, engine_env, fingerprint, metrics, preflight, server
+from pytest_specdec.client import ServerClient
 from pytest_specdec.clock import Clock, SystemClock
-from pytest_specdec.errors import HostError, InfrastructureError, LaunchError
+from pytest_specdec.errors import DisagreementError, HostError, InfrastructureError, LaunchError
+from pytest_specdec.host_pool import HostPool, Seat
 from pytest_specdec.hosts import Host, LocalHost, PythonFound, find_python
 from pytest_specdec.model import LaunchRecord, LaunchRounds, Round
 from pytest_specdec.plan import PlannedMeasurement
 from pytest_specdec.pool import Served
 from pytest_specdec.preflight import Preflight
 from pytest_specdec.results import Recorder
-from pytest_specdec.settings import HERE, Settings
+from pytest_specdec.served import ServedHere, ServedThere, ServerLog
+from pytest_specdec.settings import ANY_HOST, Settings
 from pytest_specdec.spec import ServerSpec
-from pytest_specdec.ssh import SshHost
 
 Notify = Callable[[str], None]
 
@@ -34,108 +32,36 @@ Notify = Callable[[str], None]
 SIMULATED_ACCEPTANCE: Final = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")
 
 
-class _Log:
-    """A launch's log: written on the host, kept here."""
-
-    def __init__(self, host: Host, kept: Path) -> None:
-        self._host = host
-        self.kept = kept
-        self.written = host.log_dir() / kept.name if isinstance(host, SshHost) else kept
-
-    def keep(self) -> None:
-        """Bring what there is of it here; a host that is away has said why elsewhere."""
-        if isinstance(self._host, SshHost):
-            with contextlib.suppress(HostError):
-                self._host.fetch(self.written, self.kept)
-
-
-class ServedHere:
-    """A running server with the record of its launch, as the pool and the tests' handles use it."""
-
-    def __init__(
-        self,
-        running: server.RunningServer,
-        record: LaunchRecord,
-        client: ServerClient,
-        lock: FileLock,
-        log: _Log,
-    ) -> None:
-        self._running = running
-        self._lock = lock
-        self._log = log
-        self.record = record
-        self.client = client
-
-    @property
-    def url(self) -> str:
-        """Where it answers."""
-        return self._running.url
-
-    @property
-    def info(self) -> ServerInfo:
-        """Its ``/server_info`` at readiness."""
-        return self._running.info
-
-    @property
-    def log_path(self) -> Path:
-        """Where its log is kept, with all that was written so far."""
-        self._log.keep()
-        return self._log.kept
-
-    def check_alive(self) -> None:
-        """Raise with the reason when it has died."""
-        self._running.check_alive()
-
-    def stop(self) -> None:
-        """End it, then let the next measured server have the host."""
-        try:
-            self._running.stop()
-        finally:
-            self._log.keep()
-            self._lock.release()
-
-
 class Serving:
     """Starts servers and measures on them, for one session."""
 
-    def __init__(self, settings: Settings, recorder: Recorder, *, notify: Notify) -> None:
+    def __init__(self, settings: Settings, recorder: Recorder, *, worker: int, notify: Notify) -> None:
         self._settings = settings
         self._recorder = recorder
         self._notify = notify
         self._clock: Clock = SystemClock()
+        self._hosts = HostPool(settings, first=worker, clock=self._clock, notify=notify)
         self._pythons: dict[str | None, PythonFound] = {}
         self.failures: list[dict[str, Any]] = []
         self._started = dt.datetime.now(dt.timezone.utc)
 
-    @cached_property
+    @property
     def host(self) -> Host:
-        """Where servers run. Raises :class:`HostError` for a host that cannot be used."""
-        hosts = self._settings.gpu_hosts or (HERE,)
-        if len(hosts) > 1:
-            named = ", ".join(name or "this machine" for name in hosts)
-            raise HostError(f"--gpu-host: this version uses one host a session, and was given {named}")
-        if hosts[0] == HERE:
-            return LocalHost()
-        if self._settings.device == "cpu":
-            raise HostError(
-                f"--gpu-host={hosts[0]}: the CPU engine runs on this machine only; leave out --specdec-device=cpu"
-            )
-        return SshHost(
-            hosts[0],
-            runtime_dir=engine_env.cache_root(os.environ) / "run",
-            lease_s=self._settings.lease_s,
-            clock=self._clock,
-        )
+        """Where servers run. Raises :class:`HostError` when no host can be used, or nothing is known of it."""
+        if self._settings.url is not None:
+            raise HostError(f"of the host behind {self._settings.url} (--specdec-url) no more is known than its server")
+        return self._hosts.host
 
     def close(self) -> None:
-        """Let go of the host."""
-        host = self.__dict__.get("host")
-        if isinstance(host, SshHost):
-            host.close()
+        """Let go of the hosts."""
+        self._hosts.close()
 
     @cached_property
     def node(self) -> fingerprint.NodeFacts:
         """The hardware, under the name that ``--specdec-node`` gives it or the one derived from it."""
+        if self._settings.url is not None:
+            slug = self._settings.node or attach.UNKNOWN_NODE
+            return fingerprint.NodeFacts(slug=slug, kind=self._settings.device, facts={})
         facts = fingerprint.node_facts(self.host, device=self._settings.device)
         return facts if self._settings.node is None else dataclasses.replace(facts, slug=self._settings.node)
 
@@ -144,42 +70,48 @@ class Serving:
         if spec.launcher_brings_python:
             return None
         if spec.python not in self._pythons:
+            given = self._settings.python
             self._pythons[spec.python] = find_python(
                 self.host,
-                explicit=self._settings.python,
+                explicit=given.get(self._hosts.given_name, given.get(ANY_HOST)),
                 explicit_where=self._settings.where["python"],
                 spec_python=spec.python,
             )
         return self._pythons[spec.python]
 
-    def start(self, spec: ServerSpec, index: int) -> ServedHere:
+    def start(self, spec: ServerSpec, index: int) -> ServedHere | ServedThere:
         """Bring a server up; raises :class:`InfrastructureError`, after noting it for the report."""
         try:
-            return self._start(spec, index)
+            if self._settings.url is not None:
+                return attach.attach(self._settings, spec, started_unix_s=self._clock.time())
+            # With the host to ourselves: another session's server would look like a busy GPU.
+            seat = self._hosts.take(spec)
+            try:
+                return self._start(spec, index, seat)
+            except BaseException:
+                seat.release()
+                raise
+        except DisagreementError:
+            raise
         except InfrastructureError as error:
-            self.failures.append(
-                {"server": spec.name, "command": spec.masked_command, "launch": index, "reason": str(error)}
-            )
+            self.failed(spec.name, str(error), command=spec.masked_command, launch=index)
             raise
 
-    def _start(self, spec: ServerSpec, index: int) -> ServedHere:
-        found = self.python(spec)
-        node = self.node
-        extra_env: dict[str, str] = {}
-        launched = spec
-        if spec.runs_on_cpu:
-            extra_env = engine_env.cpu_engine_environment(dict(os.environ))
-            launched = spec if found is None else spec.with_paths(self._tiny_models(spec, found.path))
+    def failed(self, server: str, reason: str, *, command: str = "", launch: int = 0) -> None:
+        """Note for the report that something went wrong with a server."""
+        self.failures.append({"server": server, "command": command, "launch": launch, "reason": reason})
+
+    def _start(self, spec: ServerSpec, index: int, seat: Seat) -> ServedHere:
+        host, node, found = seat.host, self.node, self.python(spec)
+        extra_env = {**self._engine_env(spec), **seat.env}
         client_for = partial(ServerClient, api_key=(spec.get("--api-key") or (None,))[0])
-        lock = self._lock()
-        log = _Log(self.host, self._log_path(spec, index))
+        log = ServerLog(host, self._log_path(spec, index))
+        launched = self._checked(self._with_models(spec, found), found, extra_env)
+        self._notify(f"launching {spec.name} (launch {index + 1}): {spec.masked_command}")
+        started_unix_s = self._clock.time()
         try:
-            # With the host to ourselves: another session's server would look like a busy GPU.
-            launched = self._checked(launched, found, extra_env)
-            self._notify(f"launching {spec.name} (launch {index + 1}): {spec.masked_command}")
-            started_unix_s = self._clock.time()
             running = server.launch(
-                self.host,
+                host,
                 launched,
                 python=None if found is None else found.path,
                 clock=self._clock,
@@ -192,22 +124,37 @@ class Serving:
             )
         except BaseException:
             log.keep()
-            lock.release()
             raise
         try:
-            record = self._record(spec, index, running, started_unix_s, node, found, log.kept)
-            return ServedHere(running, record, client_for(running.url), lock, log)
+            record = self._record(spec, index, running, started_unix_s, node, found, log.kept, seat)
+            return ServedHere(running, record, client_for(running.url), seat, log)
         except BaseException:
             running.stop()
-            lock.release()
             raise
 
+    def _engine_env(self, spec: ServerSpec) -> dict[str, str]:
+        return engine_env.cpu_engine_environment(dict(os.environ)) if spec.runs_on_cpu else {}
+
+    def _with_models(self, spec: ServerSpec, found: PythonFound | None) -> ServerSpec:
+        """The spec with the paths of its tiny models, which are made when they are missing."""
+        if found is None or not spec.tiny_models:
+            return spec
+        cache_dir = engine_env.cache_root(os.environ)
+        return spec.with_paths(
+            engine_env.tiny_model_paths(self.host, found.path, spec.tiny_models, cache_dir=cache_dir)
+        )
+
     def preflight(self, spec: ServerSpec) -> Preflight:
-        """Check a spec without starting a server; raises :class:`HostError` when the host does not answer."""
+        """Check a spec without starting a server; raises :class:`HostError` when the host does not answer.
+
+        Of a server at ``--specdec-url`` it is asked whether it is this spec's; raises :class:`DisagreementError`.
+        """
+        if self._settings.url is not None:
+            client = ServerClient(self._settings.url, api_key=(spec.get("--api-key") or (None,))[0])
+            version = attach.asked(client, spec).version
+            return Preflight(spec=spec, notices=(), problems=(), sglang_version=version)
         found = self.python(spec)
-        extra_env = engine_env.cpu_engine_environment(dict(os.environ)) if spec.runs_on_cpu else {}
-        launched = spec if found is None else spec.with_paths(self._tiny_models(spec, found.path))
-        return self._preflight(launched, found, extra_env)
+        return self._preflight(self._with_models(spec, found), found, self._engine_env(spec))
 
     def _preflight(self, spec: ServerSpec, found: PythonFound | None, extra_env: Mapping[str, str]) -> Preflight:
         return preflight.check(
@@ -234,32 +181,6 @@ class Serving:
         stamp = dt.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
         return self._recorder.log_dir / f"{stamp}-{spec.name}-{index}-{os.getpid()}.log"
 
-    def _lock(self) -> FileLock:
-        """Hold the host: one measured server at a time, across pytest processes and xdist workers."""
-        directory = engine_env.cache_root(os.environ)
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(directory / f"host-{self.host.name}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            self._notify(f"waiting for {self.host.name}: another pytest process measures there")
-            limit_s = self._settings.startup_limit_s
-            try:
-                lock.acquire(timeout=limit_s)
-            except Timeout:
-                raise HostError(
-                    f"{self.host.name}: waited {limit_s:.0f} s for another pytest process to finish with the "
-                    f"host (lock {lock.lock_file}); end it, or wait longer with --specdec-startup-limit"
-                ) from None
-        return lock
-
-    def _tiny_models(self, spec: ServerSpec, python: str) -> Mapping[str, str]:
-        if not spec.tiny_models:
-            return {}
-        return engine_env.tiny_model_paths(
-            self.host, python, spec.tiny_models, cache_dir=engine_env.cache_root(os.environ)
-        )
-
     def _record(
         self,
         spec: ServerSpec,
@@ -269,12 +190,14 @@ class Serving:
         node: fingerprint.NodeFacts,
         found: PythonFound | None,
         log_path: Path,
+        seat: Seat,
     ) -> LaunchRecord:
         info = running.info
         facts = {
             **node.facts,
+            **({} if seat.claim.gpus is None else {"shared_host_gpus": ",".join(seat.claim.gpus)}),
             **({} if found is None else fingerprint.engine_facts(self.host, found.path)),
-            **fingerprint.environment_variables({**self.host.environ(), **spec.env}),
+            **fingerprint.environment_variables({**self.host.environ(), **spec.env, **seat.env}),
             **info.facts,
         }
         return LaunchRecord(
@@ -295,7 +218,7 @@ class Serving:
 
     def measure(self, served: Served, planned: PlannedMeasurement) -> LaunchRounds:
         """Take one measurement on a running server; every round is on disk before the next begins."""
-        assert isinstance(served, ServedHere)
+        assert isinstance(served, (ServedHere, ServedThere))
         measurement = planned.measurement
         concurrency = measurement.concurrency
 
@@ -314,6 +237,7 @@ class Serving:
             measurement,
             rounds=planned.rounds,
             warmup=planned.warmup,
+            flush=served.record.cache_flushed,
             clock=self._clock,
             on_round=on_round,
         )

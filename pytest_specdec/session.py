@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
 
 from pytest_specdec import declare, judging, plan, preflight, report, results
-from pytest_specdec.errors import InfrastructureError, SpecdecError, UserInputError
+from pytest_specdec.errors import DisagreementError, InfrastructureError, SpecdecError, UserInputError
 from pytest_specdec.model import Verdict
 from pytest_specdec.plan import PlannedTest
 from pytest_specdec.pool import ServerPool
@@ -101,6 +101,19 @@ class Benchmark:
         return result
 
 
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+def _or_skip(ask: Callable[[_T], _R], what: _T) -> _R:
+    """Ask the pool; a server at ``--specdec-url`` that is not what the test's spec says skips the test."""
+    __tracebackhide__ = True
+    try:
+        return ask(what)
+    except DisagreementError as error:
+        pytest.skip(str(error))
+
+
 def _properties(result: BenchmarkResult) -> list[tuple[str, object]]:
     figures = [(f"specdec_{name}", summary.value) for name, summary in sorted(result.metrics.items())]
     return [
@@ -118,7 +131,8 @@ class SpecdecSession:
         self.settings = settings
         worker = getattr(config, "workerinput", {}).get("workerid", "")
         self.recorder = Recorder(settings.report_dir, worker=worker)
-        self.serving = Serving(settings, self.recorder, notify=self._notify)
+        number = int(worker.removeprefix("gw")) if worker.removeprefix("gw").isdigit() else 0
+        self.serving = Serving(settings, self.recorder, worker=number, notify=self._notify)
         self.judging = judging.Judging(settings, self.serving, command=_command(config))
         self.refused = False
         self._plan = plan.Plan(specs=())
@@ -211,7 +225,7 @@ class SpecdecSession:
 
     def server(self, test: PlannedTest) -> SglangServer:
         """Return a lazy handle on the test's server."""
-        return SglangServer(test.spec, lambda: self.pool.server(test.spec))
+        return SglangServer(test.spec, lambda: _or_skip(self.pool.server, test.spec))
 
     def benchmark(self, test: PlannedTest, item: pytest.Item) -> Benchmark:
         """Return the callable behind ``specdec_benchmark``."""
@@ -238,7 +252,7 @@ class SpecdecSession:
         """Return the judged result of the test's measurement, measuring first when it is the first to ask."""
         measurement = test.measurement
         assert measurement is not None
-        launches = self.pool.measured(measurement)
+        launches = _or_skip(self.pool.measured, measurement)
         first = measurement.key not in self._results
         result = self.judging.judge(measurement, launches, waived=test.waived)
         self._results[measurement.key] = result
@@ -292,15 +306,24 @@ class SpecdecSession:
         if self._pool is not None:
             self._pool.close()
 
-    def finish(self) -> None:
-        """Write what this process measured: baselines first, then the results with what became of them."""
+    def finish(self) -> bool:
+        """Write what this process measured: baselines first, then the results with what became of them.
+
+        Returns False when a server could not be ended, after saying so.
+        """
+        ended = True
         try:
             self.close()
+        except InfrastructureError as error:
+            ended = False
+            self.serving.failed("the last server", str(error))
+            self._notify(str(error))
         finally:
             self.judging.write_updates(excluded=self._failed_keys)
             if self._shown:
                 self.write()
             self.serving.close()
+        return ended
 
     def document(self) -> dict[str, Any]:
         """Return the results document of this process."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pytest_specdec.errors import UserInputError
 
@@ -139,19 +140,55 @@ def hosts(given: object, where: str) -> tuple[str, ...]:
     return tuple(values) or (HERE,)
 
 
+#: The key of a Python that every host has which has none of its own.
+ANY_HOST = "*"
+
+
+def pythons(given: object, where: str) -> Mapping[str, str]:
+    """A path, or lines of ``host: path`` (``here`` is this machine); returns host to path, ``*`` for all others."""
+    found: dict[str, str] = {}
+    for line in text(given, where).splitlines():
+        host, sign, path = line.strip().rpartition(": ")
+        if not line.strip():
+            continue
+        if sign and (not host.strip() or any(c.isspace() for c in host.strip())):
+            raise _refuse(line.strip(), where, "a path, or lines of `host: path`")
+        key = ANY_HOST if not sign else HERE if host.strip() == "here" else host.strip()
+        if found.setdefault(key, path.strip()) != path.strip():
+            raise _refuse(line.strip(), where, "one path for each host")
+    return found
+
+
+def server_url(given: object, where: str) -> str:
+    """The address of a server: ``http://host:port`` or https, with a path before SGLang's own where a proxy has one."""
+    value = text(given, where).rstrip("/")
+    wanted = "the address of a server, such as http://127.0.0.1:30000"
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise _refuse(given, where, wanted)
+    return value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What the user asked of this run, validated.
 
     ``gpu_hosts`` is None without ``--gpu-host``; an entry ``""`` is this machine. ``launches`` is None when
-    the user named no number: then one launch judges and five record. ``where`` tells, for each setting by
-    field name, where its value came from.
+    the user named no number: then one launch judges and five record. ``python`` is by host, see
+    :func:`pythons`. ``where`` tells, for each setting by field name, where its value came from.
     """
 
     gpu_hosts: tuple[str, ...] | None
     device: Device
     update: UpdateMode | None
-    python: str | None
+    url: str | None
+    url_flush: bool
+    share_host: bool
+    python: Mapping[str, str]
     node: str | None
     baselines_dir: Path
     report_dir: Path
@@ -166,12 +203,19 @@ class Settings:
     inconclusive: str
     where: Mapping[str, str]
 
+    @property
+    def asked_for_gpus(self) -> bool:
+        """Whether the user named somewhere that GPU tests can run."""
+        return self.gpu_hosts is not None or self.url is not None
+
     #: Launches that record a baseline, and that judge against one, when the user names no number.
     RECORD_LAUNCHES = 5
     JUDGE_LAUNCHES = 1
 
     def launches_for(self, *, recording: bool) -> int:
-        """How many launches one measurement is spread over."""
+        """How many launches one measurement is spread over; a server that is already running is one."""
+        if self.url is not None:
+            return 1
         if self.launches is not None:
             return self.launches
         return self.RECORD_LAUNCHES if recording else self.JUDGE_LAUNCHES

@@ -181,6 +181,10 @@ class SshHost:
             self._keeper.start()
         return process
 
+    def python3(self) -> str:
+        """Return the path of any Python 3 on the host; raises :class:`HostError` naming those that were tried."""
+        return self._supervisor_python(())
+
     def _supervisor_python(self, argv: Sequence[str]) -> str:
         """Any Python 3 holds a lease: the one that is started, else the login shell's, else the system's."""
         named = [word for word in argv if _IS_PYTHON.match(posixpath.basename(word))]

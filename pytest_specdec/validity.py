@@ -30,6 +30,7 @@ class Run:
     measurement: Measurement
     rounds: Sequence[Round]
     drafting: bool
+    cache_flushed: bool = True
     simulated_acceptance: str | None = None
 
     def samples(self) -> Iterator[RequestSample]:
@@ -92,8 +93,11 @@ def _cached_tokens(run: Run) -> str | None:
     A token stands for at least one byte, so a prompt can find no more tokens cached than the bytes it shares
     with the beginning of another prompt; one that begins with the whole of another can also find that one's
     output. A prompt that is sent twice may find all of itself. Of the requests sent first, as many as run
-    beside each other, one comes before any other and finds nothing.
+    beside each other, one comes before any other and finds nothing. Where the cache was left as it was on purpose,
+    there is nothing to compare with.
     """
+    if not run.cache_flushed:
+        return None
     allowed = _cached_allowances(run)
     for done in run.rounds:
         answered = [sample for sample in done.requests if sample.error is None]

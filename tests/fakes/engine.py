@@ -12,6 +12,7 @@ A spec's environment drives it:
                        ``generate``: die on the first streamed request; ``hang``: never get ready;
                        ``stubborn``: ignore SIGTERM
 ``FAKE_COUNTER``       a file that gets a line for each launch
+``FAKE_REQUESTS``      a file that gets a line for each POST
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:  # the base class's name
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if "FAKE_REQUESTS" in os.environ:
+            with Path(os.environ["FAKE_REQUESTS"]).open("a") as file:
+                file.write(f"POST {self.path}\n")
         if self.refused():
             return
         if self.path.startswith("/flush_cache"):

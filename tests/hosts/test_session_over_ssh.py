@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 
 import pytest
 
-from tests.hosts.sshd import Sshd, make_sshd
+from pytest_specdec.host_locks import HostLocks
+from tests.hosts.sshd import ALIAS, Sshd, make_sshd
 from tests.plugin.conftest import TEST_B, Suite
 from tests.plugin.test_life_cycle import servers_of, start, wait_for
 
@@ -37,7 +39,8 @@ def gpu_box(laptop: Suite, tmp_path_factory: pytest.TempPathFactory):  # type: i
     shell = tools / "shell"
     shell.write_text(f'#!/bin/sh\nexport PATH={tools}:$PATH\n[ "$1" = -l ] && shift\nexec /bin/sh "$@"\n')
     shell.chmod(0o755)
-    server = make_sshd(tmp_path_factory.mktemp("box") / "s", f"SetEnv SHELL={shell}")
+    box = tmp_path_factory.mktemp("box")
+    server = make_sshd(box / "s", f"SetEnv SHELL={shell} PYTEST_SPECDEC_CACHE={box / 'cache'}")
     server.start()
     ssh = laptop.python.parent / "ssh"
     ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh {" ".join(server.options)} "$@"\n')
@@ -105,3 +108,60 @@ def test_a_killed_session_ends_its_servers_there_within_ten_seconds(laptop: Suit
     wait_for(lambda: not servers_of(laptop), deadline_s=12)
 
     assert time.monotonic() - killed < 10
+
+
+def test_the_host_is_had_by_one_session_whichever_machine_it_runs_on(
+    laptop: Suite, gpu_box: Sshd, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    gpu_suite(laptop)
+    path = laptop.root / "test_suite.py"
+    path.write_text(path.read_text().replace("output_tokens=31", "output_tokens=200"))
+    first = start(laptop, "--gpu-host=gpu-box", "--specdec-rounds=6", "--specdec-report=one", **on_path(laptop))
+    wait_for(lambda: bool(servers_of(laptop)))
+
+    other_laptop = {**on_path(laptop), "PYTEST_SPECDEC_CACHE": str(tmp_path_factory.mktemp("other"))}
+    second = start(laptop, "--gpu-host=gpu-box", "--specdec-rounds=1", "--specdec-report=two", **other_laptop)
+    said, _ = second.communicate(timeout=90)
+    first.communicate(timeout=90)
+
+    assert f"waiting for gpu-box: root@{socket.gethostname()} (process {first.pid}, gpu) measures there" in said
+    assert laptop.launches == 2
+    (lock_dir,) = (gpu_box.directory.parent / "cache").glob("locks")
+    assert [path.name for path in lock_dir.iterdir()] == ["host.lock"]
+
+
+def test_the_lock_goes_with_a_killed_session(laptop: Suite, gpu_box: Sshd) -> None:
+    gpu_suite(laptop)
+    path = laptop.root / "test_suite.py"
+    path.write_text(
+        path.read_text().replace(
+            "specdec_benchmark()\n", "import time; specdec_benchmark(check=False); time.sleep(90)\n"
+        )
+    )
+    session = start(laptop, "--gpu-host=gpu-box", **on_path(laptop))
+    wait_for((laptop.root / ".specdec" / "results.json").exists, deadline_s=60)
+    lock = gpu_box.directory.parent / "cache" / "locks"
+    assert HostLocks(lock, "me").whole() is not None
+
+    session.kill()
+    session.communicate(timeout=20)
+
+    wait_for(lambda: HostLocks(lock, "me").whole() is None, deadline_s=12)
+
+
+def test_workers_take_hosts_from_the_pool(laptop: Suite, gpu_box: Sshd) -> None:
+    """Two names of one machine stand for two hosts; its lock is the same, so they take turns."""
+    config = gpu_box.directory / "config"
+    config.write_text(config.read_text().replace(f"Host {ALIAS}", f"Host {ALIAS} second-box"))
+    laptop.write(
+        "GPU = ServerSpec.from_command('one', f'python -m sglang.launch_server --model-path {MODEL}')\n"
+        "GPU = GPU.but('one', env=ENV)\n"
+        "TWO = GPU.but('two', '--speculative-algorithm NGRAM')\n" + TEST_B.replace("[B]", "[GPU, TWO]")
+    )
+
+    result = laptop.run("-n", "2", "--gpu-host=gpu-box", "--gpu-host=second-box", env=on_path(laptop))
+
+    assert result.ret == 11
+    hosts = [entry["launches"][0]["host"] for entry in laptop.results["measurements"]]
+    assert sorted(hosts) == ["gpu-box", "second-box"]
+    assert not servers_of(laptop)

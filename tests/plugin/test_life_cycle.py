@@ -142,5 +142,26 @@ def test_a_second_session_waits_for_the_host(suite: Suite, tmp_path: Path) -> No
     said, _ = second.communicate(timeout=60)
     first.communicate(timeout=60)
 
-    assert "waiting for localhost: another pytest process measures there" in said
+    assert f"(process {first.pid}, b) measures there" in said
     assert suite.launches == 2
+
+
+def test_results_are_written_even_when_the_last_server_cannot_be_ended(suite: Suite) -> None:
+    suite.write(TEST_B + TEST_B.replace("test_b", "test_b_again"))
+    (suite.root / "conftest.py").write_text(
+        "from pytest_specdec import served\n"
+        "from pytest_specdec.errors import LaunchError\n"
+        "stop = served.ServedHere.stop\n"
+        "def survive(self):\n"
+        "    stop(self)\n"
+        "    raise LaunchError('b: processes 7, 8 survive SIGKILL')\n"
+        "served.ServedHere.stop = survive\n"
+    )
+
+    result = suite.run("-x")
+
+    assert result.ret == 12
+    assert "specdec: b: processes 7, 8 survive SIGKILL" in result.stdout.str()
+    assert "INTERNALERROR" not in result.stdout.str()
+    assert len(suite.results["measurements"]) == 1
+    assert [failure["reason"] for failure in suite.results["failures"]] == ["b: processes 7, 8 survive SIGKILL"]

@@ -109,6 +109,28 @@ def test_the_next_word_is_always_a_test_path(shown: Suite) -> None:
         (("--specdec-device=gpu",), {}, "", "--specdec-device: expected one of auto, cpu, cuda, got 'gpu'"),
         ((), {"PYTEST_SPECDEC_WARMUP": "x"}, "", "environment variable PYTEST_SPECDEC_WARMUP: expected a whole"),
         ((), {}, "specdec_inconclusive = maybe", "pytest.ini: specdec_inconclusive: expected one of fail, warn"),
+        (("--specdec-url=host:30000",), {}, "", "--specdec-url: expected the address of a server, such as http://"),
+        (("--specdec-url=http://a", "--gpu-host"), {}, "", "--specdec-url and --gpu-host: a server that is already"),
+        (
+            ("--specdec-url=http://a",),
+            {"PYTEST_SPECDEC_LAUNCHES": "3"},
+            "",
+            "--specdec-url and environment variable PYTEST_SPECDEC_LAUNCHES: a server that is already running is one",
+        ),
+        (
+            ("--specdec-url=http://a", "--update-baselines"),
+            {"PYTEST_SPECDEC_NODE": ""},
+            "",
+            "--update-baselines and --specdec-url: a server does not tell its hardware over HTTP",
+        ),
+        (("--specdec-url-flush",), {}, "", "--specdec-url-flush is about the server of --specdec-url"),
+        (("--specdec-share-host",), {}, "", "--specdec-share-host: servers that share a host are kept apart by GPUs"),
+        (
+            (),
+            {"PYTEST_SPECDEC_PYTHON": ""},
+            "specdec_python =\n  box: /a\n  box: /b",
+            "pytest.ini: specdec_python: expected one path for each host, got 'box: /b'",
+        ),
     ],
 )
 def test_a_bad_value_is_a_usage_error_that_names_its_source(
@@ -127,7 +149,7 @@ def test_a_bad_value_is_a_usage_error_that_names_its_source(
     ("args", "said"),
     [
         (("--gpu-host=root@127.0.0.1:1",), "root@127.0.0.1:1"),
-        (("--gpu-host=a", "--gpu-host=b"), "this version uses one host a session, and was given a, b"),
+        (("--gpu-host=a@127.0.0.1:1", "--gpu-host=b@127.0.0.1:1"), "no host of the pool can be used:"),
     ],
     ids=["away", "two"],
 )
@@ -189,3 +211,15 @@ def test_two_specs_of_one_name_are_a_collection_error(suite: Suite) -> None:
 
     assert result.ret == 4
     assert "two server specs are named 'b' but differ" in result.stderr.str() + result.stdout.str()
+
+
+@pytest.mark.parametrize("fixture", ["sglang_server", "specdec_benchmark"])
+def test_a_server_that_is_asked_for_too_late_is_a_failure_that_says_so(suite: Suite, fixture: str) -> None:
+    suite.write(f"def test_late(request):\n    request.getfixturevalue({fixture!r})\n")
+
+    result = suite.run()
+
+    assert result.ret == 1
+    text = result.stdout.str()
+    assert "test_late: sglang_server was asked for while the test runs (getfixturevalue)" in text
+    assert "KeyError" not in text

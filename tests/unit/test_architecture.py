@@ -14,7 +14,7 @@ import pytest_specdec
 PACKAGE = Path(pytest_specdec.__file__).parent
 
 LAYERS: dict[int, set[str]] = {
-    0: {"errors", "commandline", "flags", "flag_probe", "guard", "spec", "model"},
+    0: {"errors", "host_locks", "commandline", "flags", "flag_probe", "guard", "spec", "model"},
     1: {"stats", "metrics", "validity", "settings", "jsonfile", "workloads", "clock", "hosts", "renames"},
     2: {
         "baseline_store",
@@ -38,8 +38,20 @@ LAYERS: dict[int, set[str]] = {
         "ssh_process",
         "supervisor",
     },
-    3: {"server", "readiness", "stopping", "bench", "preflight"},
-    4: {"distribution", "plan", "declare", "pool", "results", "serving", "judging", "session"},
+    3: {"occupancy", "server", "readiness", "stopping", "bench", "preflight"},
+    4: {
+        "attach",
+        "host_pool",
+        "served",
+        "distribution",
+        "plan",
+        "declare",
+        "pool",
+        "results",
+        "serving",
+        "judging",
+        "session",
+    },
     5: {"hookspecs", "options", "plugin", "cli"},
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}

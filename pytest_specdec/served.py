@@ -1,0 +1,106 @@
+"""Servers as the pool and the tests' handles use them: one that this session started, or one that was there before."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from pytest_specdec import server
+from pytest_specdec.client import ServerClient, ServerInfo
+from pytest_specdec.errors import HostError, InfrastructureError, LaunchError, ServerRequestError
+from pytest_specdec.host_pool import Seat
+from pytest_specdec.hosts import Host
+from pytest_specdec.model import LaunchRecord
+from pytest_specdec.ssh import SshHost
+
+
+class ServerLog:
+    """A launch's log: written on the host, kept here."""
+
+    def __init__(self, host: Host, kept: Path) -> None:
+        self._host = host
+        self.kept = kept
+        self.written = host.log_dir() / kept.name if isinstance(host, SshHost) else kept
+
+    def keep(self) -> None:
+        """Bring what there is of it here; a host that is away has said why elsewhere."""
+        if isinstance(self._host, SshHost):
+            with contextlib.suppress(HostError):
+                self._host.fetch(self.written, self.kept)
+
+
+class ServedHere:
+    """A server that this session started, with the record of its launch."""
+
+    def __init__(
+        self,
+        running: server.RunningServer,
+        record: LaunchRecord,
+        client: ServerClient,
+        seat: Seat,
+        log: ServerLog,
+    ) -> None:
+        self._running = running
+        self._seat = seat
+        self._log = log
+        self.record = record
+        self.client = client
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return self._running.url
+
+    @property
+    def info(self) -> ServerInfo:
+        """Its ``/server_info`` at readiness."""
+        return self._running.info
+
+    @property
+    def log_path(self) -> Path:
+        """Where its log is kept, with all that was written so far."""
+        self._log.keep()
+        return self._log.kept
+
+    def check_alive(self) -> None:
+        """Raise with the reason when it has died."""
+        self._running.check_alive()
+
+    def stop(self) -> None:
+        """End it, then let the next measured server have the host."""
+        try:
+            self._running.stop()
+        finally:
+            self._log.keep()
+            self._seat.release()
+
+
+class ServedThere:
+    """A server that was running before this session, and goes on after it: nothing of it is ours but requests."""
+
+    def __init__(self, record: LaunchRecord, client: ServerClient, info: ServerInfo) -> None:
+        self.record = record
+        self.client = client
+        self.info = info
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return self.client.base_url
+
+    @property
+    def log_path(self) -> Path:
+        """Not known: raises :class:`InfrastructureError`."""
+        raise InfrastructureError(f"the log of the server at {self.url} is not known here: it was started elsewhere")
+
+    def check_alive(self) -> None:
+        """Raise :class:`LaunchError` when it no longer answers, or another one does."""
+        try:
+            told = self.client.server_info()
+        except ServerRequestError as error:
+            raise LaunchError(f"the server at {self.url} (--specdec-url) no longer answers: {error}") from None
+        if (told.model_path, told.args.get("random_seed")) != (self.info.model_path, self.info.args.get("random_seed")):
+            raise LaunchError(f"the server at {self.url} (--specdec-url) was restarted, or replaced by another one")
+
+    def stop(self) -> None:
+        """Leave it as it is."""
