@@ -77,6 +77,11 @@ class HostPool:
         return self._bound
 
     @property
+    def is_chosen(self) -> bool:
+        """Whether this process has settled on a host."""
+        return self._bound is not None
+
+    @property
     def given_name(self) -> str:
         """What the user calls the host of this process; ``""`` is this machine."""
         host = self.host

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import os
@@ -245,10 +246,11 @@ class Serving:
 
     def header(self) -> dict[str, Any]:
         """Return what the results document says about the whole run."""
-        try:
-            node = self.node.slug
-        except InfrastructureError:
-            node = "unknown"
+        node = "unknown"
+        # Where nothing could be launched, a host that may be away is not asked again.
+        if self._hosts.is_chosen or self._settings.url is not None:
+            with contextlib.suppress(InfrastructureError):
+                node = self.node.slug
         return {
             "created": self._started.isoformat(timespec="seconds"),
             "plugin_version": version("pytest-specdec"),
