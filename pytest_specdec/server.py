@@ -7,11 +7,13 @@ import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from pytest_specdec.activity import Activity
 from pytest_specdec.client import ServerInfo
 from pytest_specdec.clock import Clock
 from pytest_specdec.errors import LaunchError
 from pytest_specdec.hosts import Host, Process
 from pytest_specdec.logwatch import LogWatch
+from pytest_specdec.progress import Progress
 from pytest_specdec.readiness import DYING_PATIENCE_S, SETTLE_S, ClientFactory, Waiting, exit_within, launch_error
 from pytest_specdec.spec import ServerSpec
 from pytest_specdec.stopping import StopReport, ended_on_error, stop_process
@@ -20,7 +22,8 @@ from pytest_specdec.stopping import StopReport, ended_on_error, stop_process
 class RunningServer:
     """A server that is ready. ``stop`` ends it and everything it started.
 
-    ``ready_s`` is the time from the start to readiness, ``info`` what ``/server_info`` said then.
+    ``ready_s`` is the time from the start to readiness, ``phase_s`` where it went, ``info`` what ``/server_info``
+    said then.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class RunningServer:
         clock: Clock,
         info: ServerInfo,
         ready_s: float,
+        phase_s: Mapping[str, float],
     ) -> None:
         self.spec = spec
         self.port = port
@@ -42,6 +46,7 @@ class RunningServer:
         self.log_path = watch.path
         self.info = info
         self.ready_s = ready_s
+        self.phase_s = phase_s
         self._watch = watch
         self._clock = clock
         self._stopped: StopReport | None = None
@@ -78,18 +83,20 @@ def launch(
     startup_timeout_s: float,
     startup_limit_s: float,
     extra_env: Mapping[str, str],
-    on_progress: Callable[[str], None],
+    on_progress: Callable[[Progress], None],
+    expected_s: float | None = None,
 ) -> RunningServer:
     """Start a server and wait until it is ready.
 
     Ready means: our process lives, the log says so (or ``/health`` does, for a log that lost the line),
-    ``/server_info`` tells our model and our port, and one real generation works. ``/health`` runs a token on
-    the server; it is not asked afterwards.
+    ``/server_info`` tells our model, our port and the spec's arguments, and one real generation works. ``/health``
+    runs a token on the server; it is not asked afterwards. ``on_progress`` is told twice a second how far it is, and
+    that it is expected to take ``expected_s``.
 
     Raises:
-        LaunchError: it died, its port was taken, another server answers there, nothing new came for
-            ``startup_timeout_s``, or ``startup_limit_s`` passed in all. The group is ended before anything is
-            raised, an interrupt included.
+        LaunchError: it died, its port was taken, another server answers there, nothing moved (log, reading,
+            compilers, GPU memory) for ``startup_timeout_s``, or ``startup_limit_s`` passed in all. The group is
+            ended before anything is raised, an interrupt included.
         HostError: it could not be started.
 
     """
@@ -106,12 +113,14 @@ def launch(
             model=argv[argv.index("--model-path") + 1],
             process=process,
             watch=watch,
+            activity=Activity(host, gpus=not spec.runs_on_cpu),
             clock=clock,
             client=client_factory(host.url(port)),
             port=port,
             began=began,
             startup_timeout_s=startup_timeout_s,
             startup_limit_s=startup_limit_s,
+            expected_s=expected_s,
             on_progress=on_progress,
         )
         info = waiting.until_ready()
@@ -124,6 +133,7 @@ def launch(
             clock=clock,
             info=info,
             ready_s=clock.monotonic() - began,
+            phase_s=waiting.phase_s,
         )
 
 

@@ -18,16 +18,20 @@ from pytest_specdec.clock import Clock, SystemClock
 from pytest_specdec.errors import DisagreementError, HostError, InfrastructureError, LaunchError
 from pytest_specdec.host_pool import HostPool, Seat
 from pytest_specdec.hosts import Host, LocalHost, PythonFound, find_python
+from pytest_specdec.launch_history import LaunchHistory, PastLaunch
 from pytest_specdec.model import LaunchRecord, LaunchRounds, Round
 from pytest_specdec.plan import PlannedMeasurement
 from pytest_specdec.pool import Served
 from pytest_specdec.preflight import Preflight
+from pytest_specdec.progress import Progress, phases_line
 from pytest_specdec.results import Recorder
 from pytest_specdec.served import ServedHere, ServedThere, ServerLog
 from pytest_specdec.settings import ANY_HOST, Settings
 from pytest_specdec.spec import ServerSpec
 
 Notify = Callable[[str], None]
+#: Shows how far a launch is; None when none is waited for any more.
+Show = Callable[[Progress | None], None]
 
 #: What changes acceptance without changing a model: never a baseline.
 SIMULATED_ACCEPTANCE: Final = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")
@@ -36,10 +40,11 @@ SIMULATED_ACCEPTANCE: Final = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")
 class Serving:
     """Starts servers and measures on them, for one session."""
 
-    def __init__(self, settings: Settings, recorder: Recorder, *, worker: int, notify: Notify) -> None:
+    def __init__(self, settings: Settings, recorder: Recorder, *, worker: int, notify: Notify, show: Show) -> None:
         self._settings = settings
         self._recorder = recorder
         self._notify = notify
+        self._show = show
         self._clock: Clock = SystemClock()
         self._hosts = HostPool(settings, first=worker, clock=self._clock, notify=notify)
         self._pythons: dict[str | None, PythonFound] = {}
@@ -79,6 +84,16 @@ class Serving:
                 spec_python=spec.python,
             )
         return self._pythons[spec.python]
+
+    @cached_property
+    def _history(self) -> LaunchHistory:
+        return LaunchHistory(engine_env.cache_root(os.environ) / "launches.json")
+
+    def expected_s(self, spec: ServerSpec) -> float | None:
+        """How long a launch of this spec took on this host the last time; None where that is not known."""
+        host = self._hosts.likely_name
+        last = None if host is None or self._settings.url else self._history.last(spec.content_hash, host)
+        return None if last is None else last.ready_s
 
     def start(self, spec: ServerSpec, index: int) -> ServedHere | ServedThere:
         """Bring a server up; raises :class:`InfrastructureError`, after noting it for the report."""
@@ -121,12 +136,15 @@ class Serving:
                 startup_timeout_s=self._settings.startup_timeout_s,
                 startup_limit_s=self._settings.startup_limit_s,
                 extra_env=extra_env,
-                on_progress=self._notify,
+                on_progress=self._show,
+                expected_s=self.expected_s(spec),
             )
         except BaseException:
+            self._show(None)
             log.keep()
             raise
         try:
+            self._ready(spec, running, started_unix_s)
             record = self._record(spec, index, running, started_unix_s, node, found, log.kept, seat)
             return ServedHere(running, record, client_for(running.url), seat, log)
         except BaseException:
@@ -144,6 +162,12 @@ class Serving:
         return spec.with_paths(
             engine_env.tiny_model_paths(self.host, found.path, spec.tiny_models, cache_dir=cache_dir)
         )
+
+    def _ready(self, spec: ServerSpec, running: server.RunningServer, started_unix_s: float) -> None:
+        """Say where the time went, and remember it for the next launch."""
+        self._notify(f"{spec.name}: ready after {running.ready_s:.1f} s: {phases_line(running.phase_s)}")
+        past = PastLaunch(ready_s=running.ready_s, phase_s=running.phase_s)
+        self._history.add(spec.content_hash, self.host.name, past, at_unix_s=started_unix_s)
 
     def preflight(self, spec: ServerSpec) -> Preflight:
         """Check a spec without starting a server; raises :class:`HostError` when the host does not answer.
@@ -215,6 +239,7 @@ class Serving:
             drafting=info.drafting,
             server_args=info.args,
             facts=facts,
+            phase_s=running.phase_s,
         )
 
     def measure(self, served: Served, planned: PlannedMeasurement) -> LaunchRounds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -19,6 +19,7 @@ from pytest_specdec.pool import ServerPool
 from pytest_specdec.results import BenchmarkResult, Recorder
 from pytest_specdec.serving import Serving
 from pytest_specdec.spec import ServerSpec
+from pytest_specdec.terminal import Terminal
 
 if TYPE_CHECKING:
     from pytest_specdec.settings import Settings
@@ -132,7 +133,11 @@ class SpecdecSession:
         worker = getattr(config, "workerinput", {}).get("workerid", "")
         self.recorder = Recorder(settings.report_dir, worker=worker)
         number = int(worker.removeprefix("gw")) if worker.removeprefix("gw").isdigit() else 0
-        self.serving = Serving(settings, self.recorder, worker=number, notify=self._notify)
+        terminal = Terminal(
+            self._reporter, uncaptured=self._uncaptured, width=lambda: config.get_terminal_writer().fullwidth
+        )
+        self._say = terminal.say
+        self.serving = Serving(settings, self.recorder, worker=number, notify=terminal.say, show=terminal.show)
         self.judging = judging.Judging(settings, self.serving, command=_command(config))
         self.refused = False
         self._plan = plan.Plan(specs=())
@@ -215,7 +220,7 @@ class SpecdecSession:
 
     def plan_lines(self) -> list[str]:
         """Describe the plan for the terminal."""
-        return self._plan.lines()
+        return self._plan.lines(self.serving.expected_s)
 
     @property
     def pool(self) -> ServerPool:
@@ -317,7 +322,7 @@ class SpecdecSession:
         except InfrastructureError as error:
             ended = False
             self.serving.failed("the last server", str(error))
-            self._notify(str(error))
+            self._say(str(error))
         finally:
             self.judging.write_updates(excluded=self._failed_keys)
             if self._shown:
@@ -340,16 +345,14 @@ class SpecdecSession:
         """Rewrite this process's ``results.json``."""
         return self.recorder.write(self.document())
 
-    def _notify(self, line: str) -> None:
-        """Tell the person at the terminal what is going on; quiet runs and workers stay quiet."""
+    def _reporter(self) -> pytest.TerminalReporter | None:
+        """Where lines are written; quiet runs and workers stay quiet."""
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        return None if self._config.get_verbosity() < 0 else reporter
+
+    def _uncaptured(self) -> AbstractContextManager[None]:
         capture = self._config.pluginmanager.get_plugin("capturemanager")
-        if reporter is None or self._config.get_verbosity() < 0:
-            return
-        # A test runs while this is said: without a pause its capturing would swallow the line.
-        with nullcontext() if capture is None else capture.global_and_fixture_disabled():
-            reporter.ensure_newline()
-            reporter.write_line(f"specdec: {line}")
+        return nullcontext() if capture is None else capture.global_and_fixture_disabled()
 
 
 def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -119,6 +119,7 @@ class FakeClient:
         self.status: int | None = None
         self.model = model
         self.port = port
+        self.args: dict[str, object] = {}
         self.generation_error: str | None = None
         self.info_error: str | None = None
         self.asked: list[str] = []
@@ -132,7 +133,7 @@ class FakeClient:
         if self.info_error is not None:
             raise ServerRequestError(self.info_error)
         return ServerInfo(
-            version="0.5.23", model_path=self.model, port=self.port, drafting=False, args={"tp_size": 1}, facts={}
+            version="0.5.23", model_path=self.model, port=self.port, drafting=False, args=self.args, facts={}
         )
 
     def generate_once(self, text: str, *, max_new_tokens: int, timeout_s: float = 120.0) -> Generated:
