@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from pytest_specdec import containers
 from pytest_specdec.activity import Activity
 from pytest_specdec.client import ServerInfo
 from pytest_specdec.clock import Clock
@@ -100,13 +100,22 @@ def launch(
         HostError: it could not be started.
 
     """
-    _refuse_own_network(spec)
+    refusal = containers.refusal(spec.launcher)
+    if refusal is not None:
+        raise LaunchError(f"{spec.name}: {refusal}")
     port = host.free_port()
     argv = spec.argv(python, ("--host", "127.0.0.1", "--port", str(port)), home=host.home())
     # A file that is there already tells of an earlier launch.
     watch = LogWatch(host, log_path, size=len(host.read_from(log_path, 0)))
     began = clock.monotonic()
-    process = host.spawn(argv, env=environment(host, spec, extra_env), cwd=spec.cwd, log_path=log_path)
+    process = containers.start(
+        host,
+        argv,
+        launcher=len(spec.launcher),
+        env=environment(host, spec, extra_env),
+        cwd=spec.cwd,
+        log_path=log_path,
+    )
     with ended_on_error(process, clock, spec.name):
         waiting = Waiting(
             spec=spec,
@@ -143,19 +152,3 @@ def environment(host: Host, spec: ServerSpec, extra_env: Mapping[str, str]) -> d
     if "PYTHONPATH" in extra_env and "PYTHONPATH" in spec.env:
         env["PYTHONPATH"] = os.pathsep.join([extra_env["PYTHONPATH"], spec.env["PYTHONPATH"]])
     return env
-
-
-def _refuse_own_network(spec: ServerSpec) -> None:
-    """A container with a network of its own can't be reached at a port that is chosen after its spec was written."""
-    container = next((w for w in spec.launcher if posixpath.basename(w) in ("docker", "podman", "nerdctl")), None)
-    if container is None or "run" not in spec.launcher or _shares_network(spec.launcher):
-        return
-    raise LaunchError(
-        f"{spec.name}: its container has a network of its own, where the port that is chosen for each launch can't "
-        f"be reached; add --network=host to `{container} run`"
-    )
-
-
-def _shares_network(launcher: Sequence[str]) -> bool:
-    joined = " ".join(launcher).replace("=", " ")
-    return "--network host" in joined or "--net host" in joined

@@ -153,13 +153,22 @@ class SshHost:
                     self._clock.sleep(_TRY_AGAIN_S)
                 repeated = True
 
-    def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log_path: Path) -> SshProcess:
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str | None,
+        log_path: Path,
+        at_end: Sequence[str] = (),
+    ) -> SshProcess:
         """Start a process group under a lease. ``log_path`` is the host's, as is ``cwd`` (default: the home)."""
         job = {
             "argv": list(argv),
             "env": dict(env),
             "cwd": cwd or self.home(),
             "log": str(log_path),
+            "at_end": list(at_end),
             "lease_s": self._lease_s,
             "patience_s": ABANDONED_PATIENCE_S,
             "resumable": True,

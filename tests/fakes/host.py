@@ -75,6 +75,7 @@ class FakeHost:
         self.commands: list[tuple[str, ...]] = []
         self.process = process or FakeProcess()
         self.spawned: list[tuple[tuple[str, ...], dict[str, str], str | None]] = []
+        self.at_end: tuple[str, ...] = ()
         self.env: dict[str, str] = {"PATH": "/usr/bin"}
 
     def home(self) -> str:
@@ -90,7 +91,16 @@ class FakeHost:
             raise HostError(f"{self.name}: {argv[0]} can't be run: No such file or directory")
         return answer if isinstance(answer, Completed) else answer(argv)
 
-    def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log_path: Path) -> FakeProcess:
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str | None,
+        log_path: Path,
+        at_end: Sequence[str] = (),
+    ) -> FakeProcess:
+        self.at_end = tuple(at_end)
         self.spawned.append((tuple(argv), dict(env), cwd))
         self.files.setdefault(log_path, b"")
         return self.process

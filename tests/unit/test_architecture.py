@@ -30,6 +30,7 @@ LAYERS: dict[int, set[str]] = {
         "fingerprint",
         "engine_env",
         "catalogue",
+        "containers",
         "diagnose",
         "diagnose_log",
         "baseline",
