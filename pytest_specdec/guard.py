@@ -22,11 +22,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 #: The variable that everything a server starts inherits, daemons too.
 VARIABLE = "PYTEST_SPECDEC_LAUNCH"
-#: Together with the time to notice less than ten seconds.
+#: Together with the time to notice, and with what the last command takes, less than ten seconds.
 PATIENCE_S = 8.0
+AT_END_S = 2.0
 KILL_PATIENCE_S = 10.0
 AT_END_TIMEOUT_S = 60.0
 TICK_S = 0.1
@@ -118,13 +120,13 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def end(leader: int | None, token: str) -> None:
-    """End all of it."""
+def end(leader: int | None, token: str, patience_s: float) -> None:
+    """End all of it, with SIGKILL after the patience."""
     began = time.monotonic()
     seen: set[int] = set()
-    for number, patience_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, KILL_PATIENCE_S)):
+    for number, within_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, KILL_PATIENCE_S)):
         signalled: set[int] = set()
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             # Those seen before may have lost whatever they were known by.
             seen = members(leader, token) | {pid for pid in seen if is_alive(pid)}
@@ -142,7 +144,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     token = sys.argv[1]
-    job: dict[str, object] = {}
+    job: dict[str, Any] = {}
     leader: int | None = None
     for line in sys.stdin.buffer:
         word, _, rest = line.strip().partition(b" ")
@@ -152,11 +154,11 @@ def main() -> None:
             leader = int(rest)
         elif line.endswith(b"\n"):
             job = json.loads(line)
-    end(leader, token)
-    at_end, env = job.get("at_end"), job.get("env")
-    if isinstance(at_end, list) and at_end and isinstance(env, dict):
+    at_end = job.get("at_end")
+    end(leader, token, PATIENCE_S - (AT_END_S if at_end else 0.0))
+    if at_end:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(at_end, env=env, stdin=subprocess.DEVNULL, timeout=AT_END_TIMEOUT_S, check=False)
+            subprocess.run(at_end, env=job["env"], stdin=subprocess.DEVNULL, timeout=AT_END_TIMEOUT_S, check=False)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pytest_specdec.clock import Clock, SystemClock
 from pytest_specdec.errors import HostError
 from pytest_specdec.hosts import Completed
 from pytest_specdec.ssh_connection import ConnectionLostError, Ran, SshConnection
-from pytest_specdec.ssh_process import ABANDONED_PATIENCE_S, SshProcess
+from pytest_specdec.ssh_process import ABANDONED_PATIENCE_S, AT_END_S, SshProcess
 
 #: As on this machine: below the ports that Linux hands out for outgoing connections.
 _PORTS: Final = range(20_000, 32_000)
@@ -170,7 +170,8 @@ class SshHost:
             "log": str(log_path),
             "at_end": list(at_end),
             "lease_s": self._lease_s,
-            "patience_s": ABANDONED_PATIENCE_S,
+            # The last command takes its share of the ten seconds.
+            "patience_s": ABANDONED_PATIENCE_S - (AT_END_S if at_end else 0.0),
             "resumable": True,
         }
         process = SshProcess(

@@ -24,6 +24,8 @@ _START_TIMEOUT_S: Final = 60.0
 _ATTACH_TIMEOUT_S: Final = 20.0
 #: With a second for telling a closed channel from a lost one, what is left on its own is gone within 10 s.
 ABANDONED_PATIENCE_S: Final = 8.0
+#: What a command at the end, such as the removal of a container, takes of that.
+AT_END_S: Final = 2.0
 #: Reads the supervisor from the first line of its standard input. No character of it means anything to a login shell
 #: within single quotes; the comment tells a reader of ``ps`` whose it is.
 _BOOTSTRAP: Final = "import sys,base64;exec(base64.b64decode(sys.stdin.buffer.raw.readline()))#pytest-specdec"

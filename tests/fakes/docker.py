@@ -1,9 +1,9 @@
 """A stand-in for ``docker``: containers that are nobody's children, in what counts for ending them.
 
-``run`` starts the "container" outside of the client's session and process tree, without the client's environment, as
-a daemon does; the client waits for its end, has its exit code, and passes SIGTERM and SIGINT on. SIGKILL of the client
-ends nothing. When the first process of a container ends, all of it does. ``kill``, ``rm``, ``ps`` and ``top`` find
-containers by id. Further variables:
+``daemon`` has to run. ``run`` lets it start the "container": outside of the client's session and process tree, and
+without the client's environment. The client shows what it prints, waits for its end, has its exit code, and passes
+SIGTERM and SIGINT on. SIGKILL of the client ends nothing. When the first process of a container ends, all of it does.
+``kill``, ``rm``, ``ps`` and ``top`` find containers by id. Variables:
 
 ``FAKE_DOCKER_ROOT``    where containers are kept: a directory each, with ``pid`` while it runs
 ``FAKE_DOCKER_ORPHAN``  set: the client does not pass signals on (``--sig-proxy=false``)
@@ -14,6 +14,7 @@ A file ``down`` in the root stands for a daemon that does not answer.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import secrets
 import shutil
@@ -56,25 +57,45 @@ def run(words: list[str]) -> NoReturn:
     container.mkdir(parents=True)
     if id_path is not None:
         id_path.write_text(container.name)
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            watch_over(container, words, env, removes="--rm" in given)
-        os._exit(0)
-    os.wait()
+    write(ROOT / "jobs" / f"{container.name}.json", json.dumps([container.name, words, env, "--rm" in given]))
     if "FAKE_DOCKER_ORPHAN" not in os.environ:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: send(container, number))
-    exit_path = ROOT / f"{container.name}.exit"
-    while not exit_path.exists():
+    log_path, exit_path = ROOT / f"{container.name}.log", ROOT / f"{container.name}.exit"
+    shown = 0
+    while True:
+        ended = exit_path.exists()
+        said = log_path.read_bytes() if log_path.exists() else b""
+        sys.stdout.buffer.write(said[shown:])
+        sys.stdout.buffer.flush()
+        shown = len(said)
+        if ended:
+            sys.exit(int(exit_path.read_text()))
         time.sleep(TICK_S)
-    sys.exit(int(exit_path.read_text()))
 
 
-def watch_over(container: Path, words: list[str], env: dict[str, str], *, removes: bool) -> None:
+def daemon(_words: list[str]) -> NoReturn:
+    """Start what clients ask for, as nobody's child and with nothing of their environments."""
+    while True:
+        for job in (ROOT / "jobs").glob("*.json"):
+            subprocess.Popen(
+                [sys.executable, __file__, "watch-over", job.read_text()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            job.unlink()
+        time.sleep(TICK_S)
+
+
+def watch_over(job: list[str]) -> None:
     """What containerd's shim does: the parent of all processes in the container."""
+    name, words, env, removes = json.loads(job[0])
+    container = ROOT / name
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    first = subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+    with (ROOT / f"{name}.log").open("wb") as log:
+        first = subprocess.Popen(
+            words, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
     write(container / "pid", f"{first.pid} {os.getpid()}")
     code = first.wait()
     for child in psutil.Process().children(recursive=True):
@@ -94,7 +115,7 @@ def pids(container: Path) -> tuple[int, int] | None:
     """The first process, and what watches over it; None when it does not run."""
     try:
         first, shim = map(int, (container / "pid").read_text().split())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return first, shim
 
@@ -153,4 +174,5 @@ def top(words: list[str]) -> None:
 if __name__ == "__main__":
     if (ROOT / "down").exists():
         fail("Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?")
-    {"run": run, "kill": kill, "rm": rm, "ps": ps, "top": top}[sys.argv[1]](sys.argv[2:])
+    commands = {"daemon": daemon, "run": run, "watch-over": watch_over, "kill": kill, "rm": rm, "ps": ps, "top": top}
+    commands[sys.argv[1]](sys.argv[2:])
