@@ -199,6 +199,15 @@ TABLE: Final[tuple[Option, ...]] = (
         help="Run the preflight of every collected spec and start nothing (pytest-specdec check).",
     ),
     Option(
+        name="baseline_files",
+        flag="--specdec-baseline-files",
+        parse=s.one_of("list", "prune"),
+        default=None,
+        metavar="list|prune",
+        help="List the committed baselines, or delete those that no collected test uses, and run nothing "
+        "(pytest-specdec baselines).",
+    ),
+    Option(
         name="inconclusive",
         flag="",
         parse=s.one_of("fail", "warn"),
@@ -304,6 +313,7 @@ def load_settings(config: pytest.Config, environ: Mapping[str, str] | None = Non
         lease_s=values["lease"],
         allow_loosening=values["allow_loosening"],
         check=values["check"],
+        baseline_files=values["baseline_files"],
         inconclusive=values["inconclusive"],
         where={name: entry.where for name, entry in resolved.items()},
     )

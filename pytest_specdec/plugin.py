@@ -287,18 +287,27 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """With ``--specdec-check``, check every spec in the place of running tests."""
-    if session.testsfailed or not options.load_settings(session.config).check:
+    """With ``--specdec-check`` or ``--specdec-baseline-files``, do that in the place of running tests."""
+    settings = options.load_settings(session.config)
+    if session.testsfailed or not (settings.check or settings.baseline_files):
         return None
-    lines, good = _session_of(session.config).check_plan()
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    specdec = _session_of(session.config)
+    if settings.check:
+        lines, good = specdec.check_plan()
+        _write_section(session.config, "preflight", lines)
+        if not good:
+            pytest.exit("the preflight found problems", returncode=12)
+    else:
+        _write_section(session.config, "baselines", specdec.baseline_lines())
+    return True
+
+
+def _write_section(config: pytest.Config, title: str, lines: list[str]) -> None:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
-        reporter.section("preflight")
+        reporter.section(title)
         for line in lines:
             reporter.write_line(line)
-    if not good:
-        pytest.exit("the preflight found problems", returncode=12)
-    return True
 
 
 class _Outcomes:

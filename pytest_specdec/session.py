@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
 
-from pytest_specdec import declare, judging, plan, preflight, report, results
+from pytest_specdec import baseline_admin, declare, judging, plan, preflight, report, results
 from pytest_specdec.errors import DisagreementError, InfrastructureError, SpecdecError, UserInputError
 from pytest_specdec.model import Verdict
 from pytest_specdec.plan import PlannedTest
@@ -146,6 +146,7 @@ class SpecdecSession:
         self._results: dict[str, BenchmarkResult] = {}
         self._shown: dict[str, dict[str, Any]] = {}
         self._failed_keys: set[str] = set()
+        self._declared_keys: frozenset[str] = frozenset()
 
     def resolve(self, item: pytest.Item) -> PlannedTest | None:
         """Return what an item asks for; None after marking it skipped, or when it needs no server."""
@@ -165,6 +166,8 @@ class SpecdecSession:
             fixtures=frozenset(getattr(item, "fixturenames", ())),
         )
         try:
+            if self.settings.baseline_files is not None:
+                self._declared_keys |= declare.keys(declaration)
             planned = declare.resolve(declaration, self.settings)
         except UserInputError as error:
             raise pytest.UsageError(str(error)) from None
@@ -218,9 +221,27 @@ class SpecdecSession:
                 good = good and not checked.problems
         return lines or ["no test asks for a server that this run can take"], good and bool(lines)
 
+    def baseline_lines(self) -> list[str]:
+        """List the committed baselines, or delete those that no collected test looks at.
+
+        Raises :class:`pytest.UsageError` for a selection: what it leaves out would look unused.
+        """
+        for dest, flag in (("keyword", "-k"), ("markexpr", "-m"), ("deselect", "--deselect"), ("lf", "--last-failed")):
+            if self._config.getoption(dest, None):
+                raise pytest.UsageError(f"{flag} leaves tests out, and their baselines would look unused; leave it out")
+        root = self.settings.baselines_dir
+        if not self._declared_keys:
+            return ["no test that measures was collected, so it can't be told which baselines are used"]
+        unused = baseline_admin.unused(root, self._declared_keys)
+        if self.settings.baseline_files == "list":
+            return baseline_admin.listing(root, unused=unused)
+        for path in unused:
+            path.unlink()
+        return [f"deleted: {path}" for path in unused] or ["every baseline is used"]
+
     def plan_lines(self) -> list[str]:
-        """Describe the plan for the terminal."""
-        return self._plan.lines(self.serving.expected_s)
+        """Describe the plan for the terminal; none where nothing is going to be measured."""
+        return [] if self.settings.baseline_files else self._plan.lines(self.serving.expected_s)
 
     @property
     def pool(self) -> ServerPool:

@@ -200,6 +200,7 @@ class Settings:
     lease_s: float
     allow_loosening: bool
     check: bool
+    baseline_files: str | None
     inconclusive: str
     where: Mapping[str, str]
 

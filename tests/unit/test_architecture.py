@@ -17,6 +17,7 @@ LAYERS: dict[int, set[str]] = {
     0: {"errors", "host_locks", "commandline", "flags", "flag_probe", "guard", "spec", "model"},
     1: {"stats", "metrics", "validity", "settings", "jsonfile", "workloads", "clock", "hosts", "renames"},
     2: {
+        "baseline_admin",
         "baseline_store",
         "compare",
         "report",
@@ -57,7 +58,7 @@ LAYERS: dict[int, set[str]] = {
         "judging",
         "session",
     },
-    5: {"hookspecs", "options", "plugin", "cli"},
+    5: {"hookspecs", "options", "plugin", "cli", "baselines_cli"},
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 MAY_IMPORT_PYTEST = {"options", "session", "hookspecs", "plugin"}

@@ -39,6 +39,7 @@ def settings(**changes: Any) -> Settings:
         "lease_s": 120.0,
         "allow_loosening": False,
         "check": False,
+        "baseline_files": None,
         "inconclusive": "fail",
         "where": {},
     }
