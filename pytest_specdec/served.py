@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 from pytest_specdec import server
@@ -30,7 +31,10 @@ class ServerLog:
 
 
 class ServedHere:
-    """A server that this session started, with the record of its launch."""
+    """A server that this session started, with the record of its launch.
+
+    ``settle`` waits, after its end, for what it held on the host.
+    """
 
     def __init__(
         self,
@@ -39,10 +43,12 @@ class ServedHere:
         client: ServerClient,
         seat: Seat,
         log: ServerLog,
+        settle: Callable[[], None],
     ) -> None:
         self._running = running
         self._seat = seat
         self._log = log
+        self._settle = settle
         self.record = record
         self.client = client
 
@@ -70,6 +76,7 @@ class ServedHere:
         """End it, then let the next measured server have the host."""
         try:
             self._running.stop()
+            self._settle()
         finally:
             self._log.keep()
             self._seat.release()

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_specdec import attach, bench, engine_env, fingerprint, metrics, preflight, server
+from pytest_specdec import attach, bench, engine_env, fingerprint, gpus, metrics, preflight, server
 from pytest_specdec.client import ServerClient
 from pytest_specdec.clock import Clock, SystemClock
 from pytest_specdec.errors import DisagreementError, HostError, InfrastructureError, LaunchError
@@ -48,6 +48,7 @@ class Serving:
         self._clock: Clock = SystemClock()
         self._hosts = HostPool(settings, first=worker, clock=self._clock, notify=notify)
         self._pythons: dict[str | None, PythonFound] = {}
+        self._told: set[str] = set()
         self.failures: list[dict[str, Any]] = []
         self._started = dt.datetime.now(dt.timezone.utc)
 
@@ -124,6 +125,7 @@ class Serving:
         log = ServerLog(host, self._log_path(spec, index))
         launched = self._checked(self._with_models(spec, found), found, extra_env)
         self._notify(f"launching {spec.name} (launch {index + 1}): {spec.masked_command}")
+        before = self._gpus_taken(launched, extra_env)
         started_unix_s = self._clock.time()
         try:
             running = server.launch(
@@ -139,14 +141,18 @@ class Serving:
                 on_progress=self._show,
                 expected_s=self.expected_s(spec),
             )
-        except BaseException:
+        except BaseException as error:
             self._show(None)
             log.keep()
+            # Whoever interrupts does not want to wait.
+            if isinstance(error, InfrastructureError):
+                self._wait_for_memory(spec, before)
             raise
+        settle = partial(self._wait_for_memory, spec, before)
         try:
             self._ready(spec, running, started_unix_s)
             record = self._record(spec, index, running, started_unix_s, node, found, log.kept, seat)
-            return ServedHere(running, record, client_for(running.url), seat, log)
+            return ServedHere(running, record, client_for(running.url), seat, log, settle)
         except BaseException:
             running.stop()
             raise
@@ -199,8 +205,25 @@ class Serving:
         if refusal is not None:
             raise LaunchError(refusal)
         for notice in checked.notices:
-            self._notify(f"{spec.name}: {notice}")
+            if notice not in self._told:
+                self._told.add(notice)
+                self._notify(f"{spec.name}: {notice}")
         return checked.spec
+
+    def _gpus_taken(self, spec: ServerSpec, extra_env: Mapping[str, str]) -> tuple[gpus.Gpu, ...]:
+        """The GPUs that a launch will take, as they are before it."""
+        if self._settings.device != "cuda" or spec.runs_on_cpu:
+            return ()
+        return gpus.gpus_taken(self.host, spec, env=server.environment(self.host, spec, extra_env))
+
+    def _wait_for_memory(self, spec: ServerSpec, before: tuple[gpus.Gpu, ...]) -> None:
+        """See to it that a server's memory is free again; what was measured stands, whatever comes of it."""
+        try:
+            held = gpus.memory_held(self.host, before, clock=self._clock)
+        except HostError as error:
+            held = f"whether its GPU memory is free again can't be told: {error}"
+        if held is not None:
+            self._notify(f"{spec.name}: {held}")
 
     def _log_path(self, spec: ServerSpec, index: int) -> Path:
         stamp = dt.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
