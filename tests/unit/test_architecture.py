@@ -15,7 +15,7 @@ PACKAGE = Path(pytest_specdec.__file__).parent
 
 LAYERS: dict[int, set[str]] = {
     0: {"errors", "host_locks", "commandline", "flags", "flag_probe", "guard", "spec", "model"},
-    1: {"stats", "metrics", "validity", "settings", "jsonfile", "workloads", "clock", "hosts", "renames"},
+    1: {"stats", "metrics", "validity", "settings", "jsonfile", "workloads", "clock", "hosts", "owned", "renames"},
     2: {
         "baseline_admin",
         "baseline_store",
