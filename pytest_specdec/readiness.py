@@ -110,7 +110,8 @@ class Waiting:
     def until_ready(self) -> ServerInfo:
         """Poll process and log, and HTTP beside them."""
         self.byte_at = self.line_at = self.moved_at = self.looked_at = self.began
-        self._counted_at = self._shown_at = self._mentioned_at = self.began
+        self._counted_at = self._mentioned_at = self.began
+        self._shown_at = self.began - _SHOW_EVERY_S
         self._mentioned = self.watch.phase
         # The first request is made while there is time: it loads the HTTP library.
         self.next_health = self.began
@@ -156,7 +157,9 @@ class Waiting:
             self.moved_at = now
 
     def _show(self, now: float) -> None:
-        mention = self.watch.phase != self._mentioned or now - self._mentioned_at >= _MENTION_EVERY_S
+        # That it is ready is said by whoever waits, with where its time went.
+        new_phase = self.watch.phase not in (self._mentioned, "ready")
+        mention = new_phase or now - self._mentioned_at >= _MENTION_EVERY_S
         if not mention and now - self._shown_at < _SHOW_EVERY_S:
             return
         self._shown_at = now

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_specdec.logwatch import LogWatch, clean, last_lines, message, telling_lines
+from pytest_specdec.logwatch import Bar, LogWatch, clean, last_lines, message, telling_lines
 from tests.fakes.host import FakeHost
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
@@ -53,6 +53,43 @@ def test_each_version_s_lines_tell_the_phase(host: FakeHost, watch: LogWatch, li
     assert watch.poll()
     assert watch.phase == phase
     assert watch.ready == (phase == "ready")
+
+
+@pytest.mark.parametrize(
+    ("line", "bar"),
+    [
+        (
+            "Loading safetensors checkpoint shards:  38% Completed | 9/24 [00:21<00:33,  2.25s/it]",
+            Bar(done=9, total=24),
+        ),
+        ("Loading pt checkpoint shards: 100% Completed | 1/1 [00:00<00:00,  3.2it/s]", Bar(done=1, total=1)),
+        ("Multi-thread loading shards:  50% Completed | 12/24 [00:05<00:05,  2.3it/s]", Bar(done=12, total=24)),
+        ("Loading:   4%|4         | 1/24 [00:02<00:55,  2.42s/it]", Bar(done=1, total=24)),
+        (
+            "Capturing batches (bs=128 avail_mem=12.31 GB):   9%|▊         | 3/35 [00:01<00:12,  2.5it/s]",
+            Bar(done=3, total=35),
+        ),
+        (
+            "Capturing num tokens (num_tokens=64 avail_mem=5.2 GB): 100%|██████████| 58/58 [00:02<?, ?it/s]",
+            Bar(done=58, total=58),
+        ),
+        ("  0%|          | 0/35 [00:00<?, ?it/s]", Bar(done=0, total=35)),
+        ("token usage: 38% | #queue-req: 0, 9/24", None),
+        ("http://host/9/24 [x", None),
+    ],
+)
+def test_a_step_of_a_progress_bar_is_read(host: FakeHost, watch: LogWatch, line: str, bar: Bar | None) -> None:
+    host.write(LOG, f"\r{line}")
+    watch.poll()
+
+    assert watch.bar == bar
+
+
+def test_a_bar_ends_with_its_phase(host: FakeHost, watch: LogWatch) -> None:
+    host.write(LOG, "Load weight begin.\n 50%|#####     | 1/2 [00:00<?, ?it/s]\nLoad weight end.\n")
+    watch.poll()
+
+    assert watch.bar is None
 
 
 def test_a_recorded_healthy_launch_ends_ready_and_not_dying(host: FakeHost, watch: LogWatch) -> None:

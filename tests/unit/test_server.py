@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from pytest_specdec import ServerSpec
 from pytest_specdec.errors import LaunchError
+from pytest_specdec.hosts import Completed
 from pytest_specdec.progress import Progress
 from pytest_specdec.server import RunningServer, launch
 from pytest_specdec.stopping import stop_process
-from tests.fakes.host import FakeClient, FakeClock, FakeHost, FakeProcess
+from tests.fakes.host import FakeClient, FakeClock, FakeHost, FakeProcess, told
 
 LOG = Path("/logs/base.log")
 SPEC = ServerSpec("base", "/models/m", args="--tp 2 --api-key hidden", env={"NCCL_ALGO": "Ring"})
@@ -45,7 +47,13 @@ class Scene:
         self.clock.at(moment_s, answer)
 
     def launch(
-        self, spec: ServerSpec = SPEC, *, timeout_s: float = 600, limit_s: float = 3600, **extra_env: str
+        self,
+        spec: ServerSpec = SPEC,
+        *,
+        timeout_s: float = 600,
+        limit_s: float = 3600,
+        expected_s: float | None = None,
+        **extra_env: str,
     ) -> RunningServer:
         return launch(
             self.host,
@@ -58,6 +66,7 @@ class Scene:
             startup_limit_s=limit_s,
             extra_env=extra_env,
             on_progress=self.progress.append,
+            expected_s=expected_s,
         )
 
 
@@ -126,7 +135,6 @@ def test_phases_are_told_as_they_come_and_again_after_a_minute(scene: Scene) -> 
         ("weights", 1),
         ("weights", 61),
         ("kv_cache", 70),
-        ("ready", 71),
     ]
 
 
@@ -298,6 +306,90 @@ def test_no_progress_ends_the_wait_saying_what_was_awaited(scene: Scene) -> None
         "NCCL_P2P_DISABLE=1, --disable-custom-all-reduce.\n"
         "  | [2026-01-02 12:22:57] Load weight begin. avail mem=79.00 GB"
     )
+
+
+READING = """\
+/proc/4242/stat:4242 (python) S 1 1 1 0 -1 0 0 0 0 0 {ticks} 0 0 0 20 0 1 0 77 0 0
+/proc/4242/io:rchar: {read}
+/proc/4242/status:RssAnon:\t 100 kB
+"""
+
+
+def reads(scene: Scene, *, bytes_per_s: float) -> None:
+    """The server's process reads at this speed, and spins at full."""
+
+    def proc(_argv: Sequence[str]) -> Completed:
+        return told(READING.format(ticks=round(scene.clock.now * 100), read=round(scene.clock.now * bytes_per_s)))
+
+    scene.host.answers["sh"] = proc
+
+
+def test_a_silent_load_that_reads_is_not_ended_before_the_limit(scene: Scene) -> None:
+    reads(scene, bytes_per_s=1e9)
+
+    with pytest.raises(LaunchError, match=r"until 1000 s have passed \(--specdec-startup-limit\)"):
+        scene.launch(timeout_s=60, limit_s=1000)
+
+
+def test_a_hang_that_spins_and_trickles_is_ended_with_all_that_was_seen(scene: Scene) -> None:
+    scene.says(5.0, "Loading safetensors checkpoint shards:  38% Completed | 9/24 [00:21<00:33,  2.25s/it]")
+    scene.says(20.0, "Loading safetensors checkpoint shards:  38% Completed | 9/24 [00:21<00:33,  2.25s/it]")
+    reads(scene, bytes_per_s=20_000)
+
+    with pytest.raises(LaunchError) as caught:
+        scene.launch(timeout_s=60)
+
+    assert scene.clock.now == pytest.approx(65.0, abs=1)
+    assert str(caught.value).splitlines()[0] == (
+        "base: waited for the server to be ready until nothing showed progress for 60 s (--specdec-startup-timeout); "
+        "last phase imports at step 9 of 24, last byte of its log 45 s ago, last progress 60 s ago, seen 0 s ago: "
+        "no compiler, 0.2 MiB read, 0.0 MiB more resident; over HTTP it said nothing"
+    )
+
+
+def test_a_trickle_does_not_add_up_while_the_log_goes_on(scene: Scene) -> None:
+    reads(scene, bytes_per_s=20_000)
+    scene.says(11.0, "a line after the first look")
+    scene.says(400.0, "a line long after it")
+    for second in range(12, 400, 5):
+        scene.says(second, f"shard {second}")
+
+    with pytest.raises(LaunchError, match="nothing showed progress for 30 s"):
+        scene.launch(timeout_s=30)
+
+    assert scene.clock.now == pytest.approx(430.0, abs=1)
+
+
+def test_nothing_is_asked_of_the_host_while_the_log_goes_on(scene: Scene) -> None:
+    for second in range(5, 100, 5):
+        scene.says(second, f"shard {second}")
+    scene.says(100.0, READY)
+
+    scene.launch()
+
+    assert scene.host.commands == []
+
+
+def test_a_launch_tells_how_far_it_is_and_where_its_time_went(scene: Scene) -> None:
+    scene.says(2.0, "Load weight begin. avail mem=79.00 GB")
+    scene.says(3.0, "Loading safetensors checkpoint shards:  38% Completed | 9/24 [00:21<00:33,  2.25s/it]")
+    scene.says(5.0, "Load weight end.", "Load weight begin.")
+    scene.says(6.0, "Capture target decode CUDA graph begin.", READY)
+
+    server = scene.launch(expected_s=40.0)
+
+    assert {phase: round(seconds, 1) for phase, seconds in server.phase_s.items()} == {
+        "imports": 2.0,
+        "weights": 4.0,
+        "ready": 0.0,
+    }
+    assert sum(server.phase_s.values()) == pytest.approx(server.ready_s)
+    assert any(
+        line.startswith("base: weights 9/24 after 3.")
+        and line.endswith("; expected 40 s, as its last launch here took")
+        for line in (shown.line for shown in scene.progress)
+    )
+    assert len(scene.progress) <= 2 * 6 + 4
 
 
 def test_progress_bars_keep_a_launch_alive_up_to_the_limit(scene: Scene) -> None:
