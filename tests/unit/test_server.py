@@ -370,6 +370,24 @@ def test_nothing_is_asked_of_the_host_while_the_log_goes_on(scene: Scene) -> Non
     assert scene.host.commands == []
 
 
+@pytest.mark.parametrize(("cost_s", "reads"), [(0.0, (98, 102)), (0.1, (30, 36)), (1.0, (7, 9))])
+def test_a_log_that_is_dear_to_read_is_read_less_often(scene: Scene, cost_s: float, reads: tuple[int, int]) -> None:
+    host, times = scene.host, []
+
+    class SlowHost(FakeHost):
+        def read_from(self, path: Path, offset: int) -> bytes:
+            times.append(scene.clock.now)
+            scene.clock.now += cost_s
+            return host.read_from(path, offset)
+
+    scene.host = SlowHost(process=scene.process)
+    scene.clock.at(10.0 + cost_s, lambda: host.write(LOG, READY))
+
+    scene.launch()
+
+    assert reads[0] <= len([moment for moment in times if moment <= 10.0]) <= reads[1]
+
+
 def test_a_launch_tells_how_far_it_is_and_where_its_time_went(scene: Scene) -> None:
     scene.says(2.0, "Load weight begin. avail mem=79.00 GB")
     scene.says(3.0, "Loading safetensors checkpoint shards:  38% Completed | 9/24 [00:21<00:33,  2.25s/it]")
