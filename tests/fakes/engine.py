@@ -144,11 +144,7 @@ def server_info() -> dict[str, object]:
         "model_path": option("--model-path"),
         "host": "127.0.0.1",
         "port": int(option("--port") or 0),
-<<<<<<< HEAD
         "tp_size": int(option("--tp-size") or option("--tp") or 1),
-=======
-        "tp_size": int(option("--tp") or 1),
->>>>>>> 21c52c6 (Describe what counts as progress, and what a launch shows)
         "speculative_algorithm": algorithm,
         "disable_cuda_graph": False,
         "max_total_num_tokens": 16384,
