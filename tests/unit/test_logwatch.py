@@ -287,6 +287,29 @@ def test_the_telling_lines_hold_the_cause_in_order(name: str, parts: list[str]) 
     assert "kill_process_tree" not in told
 
 
+KINDS = Path(__file__).parents[1] / "data" / "cases" / "kinds"
+
+
+def test_the_stacks_of_a_crash_in_machine_code_are_left_out() -> None:
+    told = telling_lines((KINDS / "serving-segmentation-fault-1.txt").read_text(encoding="utf-8"))
+
+    assert told == [
+        "Fatal Python error: Segmentation fault",
+        "Subprocess scheduler_0 (pid=32690) crashed with exit code -11. Triggering SIGQUIT for cleanup...",
+    ]
+
+
+def test_a_harmless_line_before_it_does_not_hide_a_traceback_that_says_whose_it_is() -> None:
+    text = (
+        "[2026-02-03 10:11:19] Ignore import error when loading sglang.srt.models.x: no module y\n"
+        "[2026-02-03 10:11:19] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "model.py", line 9, in load\n'
+        "KeyError: 'a'\n"
+    )
+
+    assert telling_lines(text) == ['File "model.py", line 9, in load', "KeyError: 'a'"]
+
+
 def test_the_first_cause_wins_over_consequences_in_other_ranks() -> None:
     text = (
         "[2026-02-03 10:11:19 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"
