@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -106,7 +107,7 @@ class LogWatch:
 
     ``phase`` is the last one seen, ``ready`` whether SGLang said so, ``bar`` the last step of a progress bar in this
     phase. ``bind_error`` and ``dying`` are the first lines that say so, None before. ``size`` is how many bytes were
-    read, or are passed over at the start.
+    read, or are passed over at the start. ``trouble`` asks why the log can't grow, and gets None where it can.
     """
 
     source: Readable
@@ -117,6 +118,7 @@ class LogWatch:
     dying: str | None = None
     bar: Bar | None = None
     size: int = 0
+    trouble: Callable[[], str | None] = lambda: None
     _rest: str = ""
     _text: str = ""
     _recent: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_LINES))

@@ -10,7 +10,7 @@ from pytest_specdec.activity import Activity, Look
 from pytest_specdec.agreement import disagreements, same_model
 from pytest_specdec.client import Generated, ServerInfo
 from pytest_specdec.clock import Clock
-from pytest_specdec.diagnose import exit_meaning, explain
+from pytest_specdec.diagnose import exit_meaning, explain, knows_why
 from pytest_specdec.errors import LaunchError, ServerRequestError
 from pytest_specdec.hosts import Process
 from pytest_specdec.logwatch import LogWatch, last_lines, telling_lines
@@ -69,7 +69,14 @@ def launch_error(spec: ServerSpec, watch: LogWatch, what: str, code: int | None)
     watch.poll()
     lines = [f"{spec.name}: {what}" + ("" if code is None else f" ({exit_meaning(code)})")]
     lines += [f"  phase:     {watch.phase}", f"  command:   {spec.masked_command}", f"  log:       {watch.path}"]
-    lines += [f"  {line}" for line in explain(watch.text, code)]
+    trouble = watch.trouble()
+    if trouble is not None:
+        lines.append(
+            f"  the log can't be written ({trouble}): it may end before the reason, and a server can die of that. "
+            "Free space there, or put it elsewhere with --specdec-report=DIR"
+        )
+    if trouble is None or knows_why(watch.text, code):
+        lines += [f"  {line}" for line in explain(watch.text, code)]
     lines += [f"  | {line}" for line in telling_lines(watch.text)]
     return LaunchError("\n".join(lines), log_path=str(watch.path), exit_code=code)
 
@@ -217,7 +224,8 @@ class Waiting:
         if not self._is_ours(info):
             raise self._failure(
                 f"another server answers on port {self.port}: it serves {info.model_path!r} on port {info.port}, "
-                f"not {self.model!r}"
+                f"not {self.model!r}. End it, or wait for another port",
+                explained=False,
             )
         differences = disagreements(self.spec, info)
         if differences:
@@ -264,13 +272,13 @@ class Waiting:
     def _last_look(self, now: float) -> str:
         return "" if self.looked is None else f"seen {now - self.looked_at:.0f} s ago: {self.looked.told}; "
 
-    def _failure(self, what: str) -> LaunchError:
-        """Of a server that is still running: the end of its log says what it is about."""
+    def _failure(self, what: str, *, explained: bool = True) -> LaunchError:
+        """Of a server that is still running: the end of its log says what it is about, as does a diagnosis of it."""
         lines = [
             f"{self.spec.name}: {what}",
             f"  command:   {self.spec.masked_command}",
             f"  log:       {self.watch.path}",
-            *(f"  {line}" for line in explain(self.watch.text)),
+            *(f"  {line}" for line in (explain(self.watch.text) if explained else [])),
         ]
         lines += [f"  | {line}" for line in last_lines(self.watch.text)]
         return LaunchError("\n".join(lines), log_path=str(self.watch.path))

@@ -26,6 +26,7 @@ LAYERS: dict[int, set[str]] = {
         "activity",
         "agreement",
         "launch_history",
+        "log_trouble",
         "logwatch",
         "progress",
         "fingerprint",
@@ -43,7 +44,7 @@ LAYERS: dict[int, set[str]] = {
         "ssh_process",
         "supervisor",
     },
-    3: {"occupancy", "server", "readiness", "stopping", "bench", "preflight"},
+    3: {"occupancy", "server", "readiness", "in_use", "stopping", "bench", "preflight"},
     4: {
         "attach",
         "host_pool",
