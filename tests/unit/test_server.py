@@ -160,6 +160,30 @@ def test_a_dead_process_is_noticed_within_a_second_with_all_that_tells_why(scene
     assert scene.process.forgotten
 
 
+@pytest.mark.parametrize(
+    ("line", "explained"),
+    [("Load weight begin.", False), ("sglang serve: error: unrecognized arguments: --tpp", True)],
+    ids=["a log that breaks off", "a log that says why"],
+)
+def test_a_log_that_cannot_be_written_is_told_and_no_reason_is_made_up(
+    scene: Scene, line: str, explained: bool
+) -> None:
+    scene.host.answers["sh"] = told(
+        stderr="head: error writing 'standard output': No space left on device\n", returncode=1
+    )
+    scene.says(2.0, line)
+    scene.dies(3.0, -9)
+
+    with pytest.raises(LaunchError) as caught:
+        scene.launch()
+
+    text = str(caught.value)
+    assert "  the log can't be written (No space left on device): it may end before the reason" in text
+    assert "--specdec-report=DIR" in text
+    assert ("diagnosis: " in text) == explained
+    assert line in text
+
+
 def test_what_a_dead_launcher_left_behind_is_ended(scene: Scene) -> None:
     scene.process.others = (77,)
     scene.dies(1.0, -9)
@@ -196,12 +220,16 @@ def test_a_port_that_was_taken_meanwhile_fails_at_once(scene: Scene) -> None:
     assert scene.process.signals == [signal.SIGTERM]
 
 
-def test_another_server_on_the_port_is_refused(scene: Scene) -> None:
+def test_another_server_on_the_port_is_refused_and_not_diagnosed_as_a_hang(scene: Scene) -> None:
     scene.client.model = "/models/other"
     scene.says(1.0, READY)
 
-    with pytest.raises(LaunchError, match=r"another server answers on port 20001: it serves '/models/other' on port "):
+    with pytest.raises(
+        LaunchError, match=r"another server answers on port 20001: it serves '/models/other' on port "
+    ) as caught:
         scene.launch()
+
+    assert "diagnosis" not in str(caught.value)
 
     assert scene.process.signals == [signal.SIGTERM]
 

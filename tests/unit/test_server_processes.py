@@ -16,7 +16,7 @@ import pytest
 from pytest_specdec import ServerSpec
 from pytest_specdec.client import ServerClient
 from pytest_specdec.clock import Clock, SystemClock
-from pytest_specdec.errors import LaunchError
+from pytest_specdec.errors import LaunchError, ServerRequestError
 from pytest_specdec.hosts import LocalHost
 from pytest_specdec.progress import Progress
 from pytest_specdec.server import RunningServer, launch
@@ -258,6 +258,37 @@ def test_what_a_launcher_starts_ends_with_a_killed_process(
     while living(pids_path):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_server_of_which_a_part_died_is_ended_while_a_request_waits_for_it(
+    start: Callable[..., RunningServer], pids_path: Path
+) -> None:
+    server = start(HurriedClock(), FAKE_MODE="half-dead")
+    began = time.monotonic()
+
+    with pytest.raises(ServerRequestError) as asked, server.in_use():
+        ServerClient(server.url).generate_once("a prompt", max_new_tokens=2, timeout_s=60.0)
+
+    assert time.monotonic() - began < 20
+    first, *shown = str(asked.value).splitlines()
+    assert first.startswith(f"POST {server.url}/generate: failed after ")
+    assert shown[0] == f"  log:       {server.log_path}"
+    assert shown[-1].endswith(
+        "Subprocess detokenizer (pid=1) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
+    )
+    assert living(pids_path) == []
+    with pytest.raises(LaunchError, match="the rest had to be killed\\n") as caught:
+        server.check_alive()
+    assert "diagnosis: process-killed [scheduler_died]" in str(caught.value)
+
+
+def test_a_server_that_is_well_is_left_alone_while_it_is_used(start: Callable[..., RunningServer]) -> None:
+    server = start()
+
+    with server.in_use():
+        assert ServerClient(server.url).generate_once("a prompt", max_new_tokens=2).output_ids == (1, 2)
+
+    server.check_alive()
 
 
 DRIVER = """
