@@ -15,13 +15,15 @@ PACKAGE = Path(pytest_specdec.__file__).parent
 
 LAYERS: dict[int, set[str]] = {
     0: {"errors", "host_locks", "commandline", "flags", "flag_probe", "guard", "spec", "model"},
-    1: {"stats", "metrics", "validity", "settings", "jsonfile", "workloads", "clock", "hosts", "renames"},
+    1: {"arrivals", "stats", "metrics", "validity", "settings", "jsonfile", "workloads", "clock", "hosts", "renames"},
     2: {
         "baseline_store",
         "compare",
         "report",
+        "answers",
         "client",
         "http_stream",
+        "load",
         "agreement",
         "logwatch",
         "fingerprint",
