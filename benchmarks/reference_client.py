@@ -32,6 +32,9 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
+    def close(self) -> None:
+        self._transport.abort()
+
     def ask(self, request: bytes) -> tuple[Seen, asyncio.Future[None]]:
         self._seen, self._done = Seen(), asyncio.get_running_loop().create_future()
         self._seen.sent_s = time.monotonic()
@@ -64,7 +67,8 @@ async def load(url: str, body: bytes, *, concurrency: int, requests: int) -> lis
     request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
     loop = asyncio.get_running_loop()
     connections = [
-        (await loop.create_connection(_Connection, address.hostname, address.port))[1] for _ in range(concurrency)
+        (await loop.create_connection(_Connection, address.hostname or "", address.port or 80))[1]
+        for _ in range(concurrency)
     ]
     left = iter(range(requests))
     answers = []
@@ -77,5 +81,5 @@ async def load(url: str, body: bytes, *, concurrency: int, requests: int) -> lis
 
     await asyncio.gather(*(slot(connection) for connection in connections))
     for connection in connections:
-        connection._transport.abort()
+        connection.close()
     return answers

@@ -10,6 +10,8 @@ from typing import Any, Final
 from pytest_specdec.http_stream import SHOWN_OF_AN_ANSWER, Answer
 from pytest_specdec.model import Prompt, RequestSample, Sampling
 
+#: As in a chunk's count, this can only be the server's own key.
+_OUTPUT_IDS: Final = b'"output_ids":['
 #: Where the histogram of right drafts is, by SGLang version: 0.5.12 and later, then 0.5.9.
 _HISTOGRAMS: Final = ("spec_correct_drafts_histogram", "spec_accept_histogram", "accept_histogram")
 
@@ -32,7 +34,7 @@ def request_body(text: str | Sequence[int], *, output_tokens: int, sampling: Sam
 
 def answer_text(answer: Answer) -> str:
     """The text of a whole answer; raises ValueError when it has none."""
-    events = [json.loads(event) for event in answer.events]
+    events = [json.loads(event) for event in answer.payloads]
     if not events or not all(isinstance(event, dict) and isinstance(event.get("text"), str) for event in events):
         raise ValueError("the answer has no text")
     return "".join(event["text"] for event in events)
@@ -68,7 +70,7 @@ def sample_of(
         arrivals=arrivals,
         scheduled_s=None if due is None else due - began,
     )
-    return seen if answer.error is not None else _with_server_facts(seen, answer.events)
+    return seen if answer.error is not None else _with_server_facts(seen, answer.payloads)
 
 
 def _with_server_facts(sample: RequestSample, events: Sequence[bytes]) -> RequestSample:
@@ -90,7 +92,6 @@ def _with_server_facts(sample: RequestSample, events: Sequence[bytes]) -> Reques
         return dataclasses.replace(sample, error=f"the server aborted it: {reason.get('message') or 'no reason given'}")
     histogram = next((meta[name] for name in _HISTOGRAMS if meta.get(name) is not None), None)
     try:
-        earlier = [token for one in events[:-1] for token in json.loads(one).get("output_ids") or ()]
         return dataclasses.replace(
             sample,
             prompt_tokens=int(meta.get("prompt_tokens") or 0),
@@ -102,7 +103,7 @@ def _with_server_facts(sample: RequestSample, events: Sequence[bytes]) -> Reques
             server_ttft_s=_figure(meta, "first_token_latency"),
             server_queue_s=_figure(meta, "queue_time"),
             server_decode_tok_s=_figure(meta, "decode_throughput"),
-            output_ids=(*earlier, *(final.get("output_ids") or ())),
+            output_ids=tuple(_output_ids(events[:-1]) + (final.get("output_ids") or [])),
         )
     except (AttributeError, TypeError, ValueError) as error:
         return dataclasses.replace(sample, error=f"meta_info can't be read: {error}")
@@ -111,3 +112,10 @@ def _with_server_facts(sample: RequestSample, events: Sequence[bytes]) -> Reques
 def _figure(meta: dict[str, Any], name: str) -> float | None:
     """A time or rate of the server's; None where it does not tell it."""
     return None if meta.get(name) is None else float(meta[name])
+
+
+def _output_ids(events: Sequence[bytes]) -> list[int]:
+    """The token ids of all events, which each hold what is new: cut out, since parsing each costs ten times that."""
+    found = (event.rpartition(_OUTPUT_IDS)[2].partition(b"]")[0] for event in events if _OUTPUT_IDS in event)
+    ids: list[int] = json.loads(b"[" + b",".join(ids for ids in found if ids) + b"]")
+    return ids

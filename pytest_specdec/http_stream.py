@@ -18,6 +18,12 @@ from typing import Any, Final
 #: In a chunk's JSON this can only be the server's own key: within a text the quotes are escaped.
 _COUNT: Final = b'"completion_tokens":'
 _HEADER_LIMIT: Final = 64 * 1024
+_COUNT_LENGTH: Final = len(_COUNT)
+_MOST_DIGITS: Final = 20
+_NUMBER: Final = re.compile(rb"\s*(\d+)")
+_RETURN: Final = 0x0D
+_COMMA: Final = 0x2C
+_NEWLINE: Final = 0x0A
 #: How far a chunk's size line is looked for.
 _SIZE_LINE_LIMIT: Final = 1024
 SHOWN_OF_AN_ANSWER: Final = 300
@@ -28,8 +34,8 @@ class Answer:
     """What has been seen of one response; times are the clock's.
 
     ``times`` and ``tokens`` have an entry a chunk that brought tokens: when it came, and completion tokens so far.
-    ``events`` are the payloads needed to know the whole answer: the last alone where each repeats all before it,
-    all of them where each holds only what is new.
+    ``events`` are those needed to know the whole answer, as they came: the last alone where each repeats all before
+    it, all of them where each holds only what is new.
     """
 
     sent: float = 0.0
@@ -46,9 +52,9 @@ class Answer:
         return list(zip(self.times, self.tokens, strict=True))
 
     @property
-    def last_event(self) -> bytes:
-        """The payload of the last event; empty when none came."""
-        return self.events[-1] if self.events else b""
+    def payloads(self) -> list[bytes]:
+        """The events without what the protocol puts around them."""
+        return [event.strip().removeprefix(b"data:").lstrip() for event in self.events]
 
 
 class Connection(asyncio.Protocol):
@@ -70,8 +76,8 @@ class Connection(asyncio.Protocol):
         self._left: int | None = None  # body bytes left without chunking; None: until the connection ends
         self._in_headers = True
         self._keep_alive = True
-        self._last: bytes | None = None  # the read that holds the last event, from ... to ...
-        self._last_from = self._last_to = 0
+        self._digits = 3  # of a chunk's size line, most likely
+        self._last: bytes | None = None  # the last event, where it is not kept in the answer yet
         self._keeps_events = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -178,40 +184,89 @@ class Connection(asyncio.Protocol):
             self._complete(now)
 
     def _read_chunks(self, data: bytes, at: int, now: float) -> None:
-        """Read whole chunks. One event a chunk is the rule, and costs no copy."""
-        find = data.find
+        """Read whole chunks, and keep what is left of the last."""
         size = len(data)
-        while True:
-            end = find(b"\r\n", at, at + _SIZE_LINE_LIMIT)
-            if end < 0:
-                if size - at >= _SIZE_LINE_LIMIT:
-                    raise ValueError(f"a chunk without a size: {data[at : at + 80]!r}")
-                self._needed = 0
-                break
-            line = data[at:end]
-            length = int(line if b";" not in line else line.partition(b";")[0], 16)
-            start = end + 2
-            stop = start + length
-            if size < stop + 2:
-                self._needed = stop + 2 - at
-                break
+        while at < size:
+            # From the third event on it is known whether events repeat all before them.
+            if len(self._answer.tokens) >= 2 and not self._body and self._status == 200:
+                at = self._read_plain_events(data, at, now)
+            start, length = self._read_size(data, at)
+            if length < 0 or size < start + length + 2:
+                self._needed = start + length + 2 - at
+                self._rest += data[at:]
+                return
             if length == 0:
                 self._complete(now)
                 return
-            # A newline within an event's JSON is escaped: one before the last two means several events, or parts.
-            if (
-                data.endswith(b"\n\n", start, stop)
-                and find(b"\n", start, stop - 2) < 0
-                and not self._body
-                and self._status == 200
-            ):
-                self._event(data, start, stop - 2, now)
+            self._body += data[start : start + length]
+            self._read_events(now)
+            at = start + length + 2
+
+    @staticmethod
+    def _read_size(data: bytes, at: int) -> tuple[int, int]:
+        """Where the chunk at ``at`` begins, and its length; (``at``, -1) when its size line is not whole."""
+        end = data.find(b"\r\n", at, at + _SIZE_LINE_LIMIT)
+        if end < 0:
+            if len(data) - at >= _SIZE_LINE_LIMIT:
+                raise ValueError(f"a chunk without a size: {data[at : at + 80]!r}")
+            return at, -1
+        length = int(data[at:end].partition(b";")[0], 16)
+        if length < 0:
+            raise ValueError(f"a chunk of the size {data[at:end]!r}")
+        return end + 2, length
+
+    def _read_plain_events(self, data: bytes, at: int, now: float) -> int:
+        """Read on as long as each chunk is one event with a count: the hot path. Returns where that ends.
+
+        Nothing is copied or parsed but two numbers. A size line is mostly as long as the one before, and a count
+        too, so that is looked at first. A newline within an event's JSON is escaped: one before the last two means
+        that the chunk is not one event.
+        """
+        counts, size = self._answer.tokens, len(data)
+        find, rfind = data.find, data.rfind
+        note, keep, keeps = counts.append, self._answer.events.append, self._keeps_events
+        before, digits, count_digits = counts[-1], self._digits, 0
+        last_from = last_to = 0
+        while True:
+            end = at + digits
+            if end >= size or data[end] != _RETURN:
+                end = find(b"\r\n", at, at + _SIZE_LINE_LIMIT)
+                digits = max(end - at, 0)
+            line = data[at:end]
+            if not line.isalnum():
+                break
+            start = end + 2
+            stop = start + int(line, 16)
+            if size < stop + 2 or find(b"\n", start, stop) != stop - 2 or data[stop - 1] != _NEWLINE:
+                break
+            number = rfind(_COUNT, start, stop) + _COUNT_LENGTH
+            if number < start + _COUNT_LENGTH:
+                break
+            comma = number + count_digits
+            if comma >= stop or data[comma] != _COMMA:
+                comma = find(b",", number, min(number + _MOST_DIGITS, stop))
+                if comma < 0:
+                    break
+                count_digits = comma - number
+            tokens = int(data[number:comma])
+            if tokens > before:
+                note(tokens)
+                before = tokens
+            if keeps:
+                keep(data[start:stop])
             else:
-                self._body += data[start:stop]
-                self._read_events(now)
+                last_from, last_to = start, stop
             at = stop + 2
-        if at < size:
-            self._rest += data[at:]
+        self._digits = digits
+        self._note_times(now)
+        if last_to:
+            self._last = data[last_from:last_to]
+        return at
+
+    def _note_times(self, now: float) -> None:
+        """Give the counts that have no time yet the time of this read."""
+        times = self._answer.times
+        times.extend([now] * (len(self._answer.tokens) - len(times)))
 
     def _read_events(self, now: float) -> None:
         """Take whole events off the body."""
@@ -219,35 +274,33 @@ class Connection(asyncio.Protocol):
             return
         body, at = bytes(self._body), 0
         while (end := body.find(b"\n\n", at)) >= 0:
-            while at < end and body[at] in b"\r\n ":
-                at += 1
-            self._event(body, at, end, now)
+            self._event(body[at:end].strip(), now)
             at = end + 2
         if at:
             del self._body[:at]
 
-    def _event(self, data: bytes, start: int, stop: int, now: float) -> None:
-        """Note one event, ``data[start:stop]``: the hot path, once for every chunk."""
-        if not data.startswith(b"data:", start):
+    def _event(self, event: bytes, now: float) -> None:
+        """Note one event, whatever it is."""
+        if not event.startswith(b"data:") or event.startswith(b"data: [DONE]"):
             return
-        at = data.rfind(_COUNT, start, stop)
-        if at >= 0:
-            tokens = _number(data, at + len(_COUNT), stop)
-            seen = self._answer.tokens
-            if tokens > (seen[-1] if seen else 0):
+        if (at := event.rfind(_COUNT)) >= 0:
+            number = _NUMBER.match(event, at + _COUNT_LENGTH)
+            tokens = int(number[1]) if number else 0
+            counts = self._answer.tokens
+            if tokens > (counts[-1] if counts else 0):
                 self._answer.times.append(now)
-                seen.append(tokens)
-                if len(seen) == 2:
-                    self._keeps_events = _holds_only_what_is_new(data[start:stop], tokens)
-        elif data.startswith(b"data: [DONE]", start):
-            return
+                counts.append(tokens)
+                if len(counts) == 2:
+                    self._keeps_events = _holds_only_what_is_new(event, tokens)
         if self._keeps_events:
             self._keep_last()
-        self._last, self._last_from, self._last_to = data, start, stop
+            self._answer.events.append(event)
+        else:
+            self._last = event
 
     def _keep_last(self) -> None:
         if self._last is not None:
-            self._answer.events.append(self._last[self._last_from + len(b"data:") : self._last_to].strip())
+            self._answer.events.append(self._last)
             self._last = None
 
     def _complete(self, now: float) -> None:
@@ -269,18 +322,6 @@ class Connection(asyncio.Protocol):
             answer.events.append(bytes(self._body[:SHOWN_OF_AN_ANSWER]).strip())
         answer.error, answer.done = error, now
         self._finished.set_result(None)
-
-
-def _number(data: bytes, at: int, stop: int) -> int:
-    """Read the whole number at ``at``; 0 where none is."""
-    end = data.find(b",", at, at + 24)
-    if 0 <= end < stop:
-        try:
-            return int(data[at:end])
-        except ValueError:
-            pass
-    digits = re.match(rb"\s*(\d*)", data[at : min(stop, at + 24)])
-    return int(digits[1] or 0) if digits else 0
 
 
 def _holds_only_what_is_new(event: bytes, tokens: int) -> bool:

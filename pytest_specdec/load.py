@@ -173,11 +173,12 @@ async def run(
     """Send every prompt once; return the wall time (s) and the samples, in prompt order and turn by turn.
 
     Without a ``request_rate`` this is a closed loop: ``concurrency`` at a time, the next when one is done. With one
-    (requests/s) it is an open loop: each is due at its own moment (:mod:`pytest_specdec.arrivals`), however late the answers
-    before it are, and ``concurrency`` is a cap: a request that finds it reached is sent as soon as it is not, and
-    its sample tells by how much (``sent_s - scheduled_s``). A prompt with further turns is one conversation: each
-    turn is sent when the answer before it is whole, on the same connection, within the same slot; ``render`` makes
-    its text (default: :func:`raw_text`).
+    (requests/s) it is an open loop: each is due at its own moment (:mod:`pytest_specdec.arrivals`), however late
+    the answers before it are, and ``concurrency`` is a cap: a request that finds it reached is sent as soon as it is
+    not, and its sample tells by how much (``sent_s - scheduled_s``).
+
+    A prompt with further turns is one conversation: each turn is sent when the answer before it is whole, on the
+    same connection, within the same slot; ``render`` makes its text (default: :func:`raw_text`).
 
     Connections are opened before the round begins and kept. A request that takes longer than ``request_timeout_s``,
     or is not done ``deadline_s`` after the round began, is abandoned with that as its error; after one of those, no

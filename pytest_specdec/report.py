@@ -53,9 +53,8 @@ def _row(entry: Mapping[str, Any]) -> list[str]:
     cells = []
     for key, _ in _COLUMNS:
         if key == "workload":
-            cells.append(
-                f"{entry['workload']} c{entry['concurrency']} o{entry['output_tokens']}{at_rate(entry.get('request_rate'))}"
-            )
+            rate = at_rate(entry.get("request_rate"))
+            cells.append(f"{entry['workload']} c{entry['concurrency']} o{entry['output_tokens']}{rate}")
         elif key in ("server", "verdict"):
             cells.append(str(entry[key]))
         else:

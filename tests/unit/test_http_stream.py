@@ -97,7 +97,7 @@ def test_an_answer_cut_in_two_anywhere_reads_the_same() -> None:
     for cut in range(1, len(whole)):
         answer, _ = read((1.0, whole[:cut]), (1.0, whole[cut:]))
         assert (answer.error, answer.arrivals) == (None, [(1.0, 1), (1.0, 4)]), f"cut after {cut} bytes"
-        assert json.loads(answer.last_event)["meta_info"]["completion_tokens"] == 4
+        assert json.loads(answer.payloads[-1])["meta_info"]["completion_tokens"] == 4
 
 
 def test_an_answer_that_comes_byte_by_byte_reads_the_same() -> None:
