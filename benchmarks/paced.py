@@ -31,7 +31,8 @@ _ADMIN_TIMEOUT_S: Final = 60.0
 class Figures:
     """One run as one side tells it: medians over requests; None where it does not tell.
 
-    ``cpu_s`` is what the client's process used between its call and its last token.
+    ``cpu_s`` is the CPU time of the client's process for its call, ``load_cpu_s`` the part of it up to the last chunk
+    (None: the same).
     """
 
     decode_tok_s: float | None = None
@@ -39,6 +40,7 @@ class Figures:
     ttft_ms: float | None = None
     output_tok_s: float | None = None
     cpu_s: float | None = None
+    load_cpu_s: float | None = None
     wall_s: float | None = None
     called_s: float | None = None
 
