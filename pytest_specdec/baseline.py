@@ -37,6 +37,8 @@ class Identity:
     output_tokens: int | None
     concurrency: int | None
     method_version: int | None = METHOD_VERSION
+    #: Requests per second; None is a closed loop, in documents too.
+    request_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +197,8 @@ _IDENTITY: Final = (
     "concurrency",
     "method_version",
 )
+#: None is a value of these: a file says nothing of them where they do not apply.
+_MAY_NOT_APPLY: Final = ("request_rate",)
 #: What the program itself may not know; the rest is null in documents only.
 _MAY_BE_UNKNOWN: Final = frozenset({"model_revision", "draft", "draft_revision"})
 
@@ -215,9 +219,9 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def _identity(at: _At, source: Source) -> Identity:
-    fields = at.object(required=_IDENTITY)
+    fields = at.object(required=_IDENTITY, optional=_MAY_NOT_APPLY)
     for name, field in fields.items():
-        if field.value is None and name not in _MAY_BE_UNKNOWN and source != "document":
+        if field.value is None and name not in (*_MAY_BE_UNKNOWN, *_MAY_NOT_APPLY) and source != "document":
             raise field.fail("a value (null is for files with provenance.source document)")
     sampling = fields["sampling"].or_none(
         lambda field: {key: value.or_none(_finite) for key, value in field.each().items()}
@@ -232,6 +236,7 @@ def _identity(at: _At, source: Source) -> Identity:
         output_tokens=fields["output_tokens"].or_none(lambda field: field.whole(2)),
         concurrency=fields["concurrency"].or_none(lambda field: field.whole(1)),
         method_version=fields["method_version"].or_none(lambda field: field.whole(1)),
+        request_rate=fields["request_rate"].or_none(_positive) if "request_rate" in fields else None,
     )
 
 
@@ -304,6 +309,7 @@ def _launches(at: _At) -> RoundsByLaunch:
 def to_document(baseline: Baseline) -> dict[str, Any]:
     """Return the JSON object of a baseline."""
     identity = {name: getattr(baseline.identity, name) for name in _IDENTITY}
+    identity |= {name: value for name in _MAY_NOT_APPLY if (value := getattr(baseline.identity, name)) is not None}
     if identity["sampling"] is not None:
         identity["sampling"] = dict(identity["sampling"])
     provenance = baseline.provenance
@@ -370,5 +376,9 @@ def check_identity(recorded: Baseline, measured: Identity) -> IdentityCheck:
         elif (before is None or now is None) and name != "draft":
             unknown.append(name)
         else:
+            differing.append((name, before, now))
+    for name in _MAY_NOT_APPLY:
+        before, now = (jsonfile.rounded(getattr(side, name)) for side in (recorded.identity, measured))
+        if before != now:
             differing.append((name, before, now))
     return IdentityCheck(differing=tuple(differing), unknown=tuple(unknown))

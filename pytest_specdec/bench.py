@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from pytest_specdec import arrivals
 from pytest_specdec.clock import Clock
 from pytest_specdec.errors import ServerRequestError
 from pytest_specdec.model import Measurement, Prompt, RequestSample, Round, Sampling
@@ -14,6 +15,10 @@ from pytest_specdec.model import Measurement, Prompt, RequestSample, Round, Samp
 #: A stream slower than this many tokens a second is given up; with a margin for queueing and the first token.
 _SLOWEST_TOK_S: Final = 1.0
 PATIENCE_S: Final = 120.0
+
+
+#: Makes the text to send of what was said so far: the user, the answer, the user, ...
+Render = Callable[[Sequence[str]], str]
 
 
 class Loadable(Protocol):
@@ -32,15 +37,21 @@ class Loadable(Protocol):
         clock: Callable[[], float],
         request_timeout_s: float,
         deadline_s: float,
+        request_rate: float | None = None,
+        render: Render | None = None,
     ) -> tuple[float, tuple[RequestSample, ...]]:
         """Send every prompt once."""
 
 
-def prompts_of_a_round(prompts: Sequence[Prompt], concurrency: int) -> tuple[Prompt, ...]:
+def prompts_of_a_round(measurement: Measurement) -> tuple[Prompt, ...]:
     """Return the prompts of one pass: the workload, repeated (ids ``x#2``) until the concurrency can be reached.
 
-    Repeated prompts share cached prefixes with their first copy, which the cached-tokens rule leaves out.
+    Repeated prompts share cached prefixes with their first copy, which the cached-tokens rule leaves out. In an
+    open loop the concurrency is a cap that need not be reached, and nothing is repeated.
     """
+    prompts, concurrency = measurement.workload.prompts, measurement.concurrency
+    if measurement.request_rate is not None:
+        return prompts
     sent = list(prompts)
     copy = 2
     while len(sent) < concurrency:
@@ -67,6 +78,7 @@ def measure(
     rounds: int,
     warmup: int,
     flush: bool = True,
+    render: Render | None = None,
     clock: Clock,
     on_round: Callable[[Round], None],
     patience_s: float = PATIENCE_S,
@@ -75,11 +87,14 @@ def measure(
 
     The cache is flushed before every round (unless ``flush`` is off); a flush that the server refuses raises
     :class:`pytest_specdec.errors.ServerRequestError`. ``on_round`` is called as each round ends, so that it is
-    written before the next can fail. A request is given up after ``patience_s`` and a second for each token.
+    written before the next can fail. ``render`` makes the text that is sent of what was said so far. A request is
+    given up after ``patience_s`` and a second for each token.
     """
-    prompts = prompts_of_a_round(measurement.workload.prompts, measurement.concurrency)
+    prompts = prompts_of_a_round(measurement)
     stream_s = measurement.output_tokens / _SLOWEST_TOK_S
-    turns = math.ceil(len(prompts) / measurement.concurrency)
+    deadline_s = patience_s + stream_s * _answers_in_a_row(prompts, measurement.concurrency)
+    if measurement.request_rate is not None:
+        deadline_s += arrivals.arrival_times(len(prompts), measurement.request_rate)[-1]
 
     before: Round | None = None
 
@@ -98,7 +113,9 @@ def measure(
             sampling=measurement.sampling,
             clock=clock.monotonic,
             request_timeout_s=patience_s + stream_s,
-            deadline_s=patience_s + stream_s * turns,
+            deadline_s=deadline_s,
+            request_rate=measurement.request_rate,
+            render=render,
         )
         done = Round(index=index, warmup=is_warmup, started_unix_s=started_unix_s, wall_s=wall_s, requests=samples)
         on_round(done)
@@ -108,3 +125,9 @@ def measure(
     warm = tuple(one(index, is_warmup=True) for index in range(warmup))
     measured = tuple(one(index, is_warmup=False) for index in range(rounds))
     return warm, measured
+
+
+def _answers_in_a_row(prompts: Sequence[Prompt], concurrency: int) -> int:
+    """How many answers one slot can have to wait for: its share of all, and the rest of its last conversation."""
+    turns = [1 + len(prompt.turns) for prompt in prompts]
+    return math.ceil(sum(turns) / concurrency) + max(turns) - 1

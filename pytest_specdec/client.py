@@ -1,7 +1,7 @@
 """One running server over HTTP: what it says of itself, its cache, a request, and a measured load.
 
 Errors of the HTTP library become :class:`ServerRequestError`, with what was asked, how long it took, and the
-beginning of the answer. The measured load is in :mod:`pytest_specdec.http_stream`.
+beginning of the answer. The measured load is in :mod:`pytest_specdec.load`.
 """
 
 from __future__ import annotations
@@ -181,19 +181,22 @@ class ServerClient:
         clock: Callable[[], float],
         request_timeout_s: float,
         deadline_s: float,
+        request_rate: float | None = None,
+        render: Callable[[Sequence[str]], str] | None = None,
     ) -> tuple[float, tuple[RequestSample, ...]]:
-        """Send every prompt once, ``concurrency`` at a time; return the wall time (s) and samples in prompt order.
+        """Send every prompt once; return the wall time (s), and samples in prompt order and turn by turn.
 
-        What goes wrong with a request is in its sample, see :func:`pytest_specdec.http_stream.closed_loop`. Only
-        when no connection can be made at all is :class:`ServerRequestError` raised.
+        A closed loop, or with a ``request_rate`` (requests/s) an open one, see :func:`pytest_specdec.load.run`.
+        What goes wrong with a request is in its sample. Only when no connection can be made at all is
+        :class:`ServerRequestError` raised.
         """
         import asyncio  # noqa: PLC0415  # loaded on first use, like the HTTP library
 
-        from pytest_specdec import http_stream  # noqa: PLC0415  # needs asyncio
+        from pytest_specdec import load  # noqa: PLC0415  # needs asyncio
 
         try:
             return asyncio.run(
-                http_stream.closed_loop(
+                load.run(
                     self.base_url,
                     prompts,
                     concurrency=concurrency,
@@ -202,9 +205,11 @@ class ServerClient:
                     clock=clock,
                     request_timeout_s=request_timeout_s,
                     deadline_s=deadline_s,
+                    request_rate=request_rate,
+                    render=render,
                     headers=self._headers,
                 )
             )
         except (OSError, asyncio.TimeoutError) as error:
-            why = str(error) or f"nothing answered within {http_stream.CONNECT_TIMEOUT_S:g} s"
+            why = str(error) or f"nothing answered within {load.CONNECT_TIMEOUT_S:g} s"
             raise ServerRequestError(f"{self.base_url}: no connection for the load: {why}") from None

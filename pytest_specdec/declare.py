@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,9 +19,18 @@ from pytest_specdec.plan import PlannedTest
 from pytest_specdec.spec import ServerSpec
 from pytest_specdec.workloads import load_workload
 
-#: What the marker takes; the first three are read from parameters of the same name as well.
-MARKER_FIELDS: Final = ("workload", "concurrency", "output_tokens", "sampling", "rounds", "warmup", "waive")
-_PARAMETERS: Final = ("workload", "concurrency", "output_tokens")
+#: What the marker takes; the first four are read from parameters of the same name as well.
+MARKER_FIELDS: Final = (
+    "workload",
+    "concurrency",
+    "output_tokens",
+    "request_rate",
+    "sampling",
+    "rounds",
+    "warmup",
+    "waive",
+)
+_PARAMETERS: Final = ("workload", "concurrency", "output_tokens", "request_rate")
 
 _EXAMPLE: Final = (
     '@pytest.mark.specdec(workload="chat")\n@pytest.mark.parametrize("sglang_server", [SPEC], indirect=True)'
@@ -144,9 +154,13 @@ class _Said:
 
     def measurement_fields(self) -> dict[str, Any]:
         """The fields of the measurement, apart from its spec."""
+        workload, request_rate = self._workload(), self._request_rate()
+        # An open loop without a cap has one that is never reached.
+        concurrency = 1 if request_rate is None else len(workload.prompts)
         return {
-            "workload": self._workload(),
-            "concurrency": self.whole("concurrency", 1, 1),
+            "workload": workload,
+            "concurrency": self.whole("concurrency", 1, concurrency),
+            "request_rate": request_rate,
             "output_tokens": self.whole("output_tokens", 2, 512),
             "sampling": self._sampling(),
         }
@@ -170,6 +184,14 @@ class _Said:
             if name not in validity.RULES:
                 raise self._refuse(where, "names of validity rules (" + ", ".join(validity.RULES) + ")", name)
         return frozenset(names)
+
+    def _request_rate(self) -> float | None:
+        value, where = self._fields.get("request_rate", (None, ""))
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise self._refuse(where, "requests per second, a number above 0 (None: a closed loop)", value)
+        return float(value)
 
     def _workload(self) -> Workload:
         if "workload" not in self._fields:

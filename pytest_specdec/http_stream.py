@@ -1,78 +1,84 @@
-"""The load client: streamed ``/generate`` over kept-alive connections, timed as bytes arrive.
+"""One kept-alive HTTP/1.1 connection and the event stream that comes over it, timed as bytes arrive.
 
 A raw asyncio protocol, because this is what is measured with: a response is a few thousand chunks, the native
 route repeats the whole text in each, and a client that parses them all is slower than the server it times.
-Here an intermediate chunk costs a search for its token count from the right; the last one is parsed.
+Here an intermediate chunk costs a search for its token count from the right; what else it says is read after the
+round. The figures that chose it are in docs/measuring.md.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Final
-from urllib.parse import urlsplit
-
-from pytest_specdec.model import Prompt, RequestSample, Sampling
 
 #: In a chunk's JSON this can only be the server's own key: within a text the quotes are escaped.
 _COUNT: Final = b'"completion_tokens":'
-#: Where the histogram of right drafts is, by SGLang version: 0.5.12 and later, then 0.5.9.
-_HISTOGRAMS: Final = ("spec_correct_drafts_histogram", "spec_accept_histogram", "accept_histogram")
 _HEADER_LIMIT: Final = 64 * 1024
-_SHOWN_OF_AN_ANSWER: Final = 300
-CONNECT_TIMEOUT_S: Final = 10.0
-
-
-def request_body(prompt: Prompt, *, output_tokens: int, sampling: Sampling) -> bytes:
-    """Return the JSON body of one measured request: exactly ``output_tokens`` tokens, streamed."""
-    params: dict[str, Any] = {
-        "max_new_tokens": output_tokens,
-        "ignore_eos": True,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-    }
-    if sampling.seed is not None:
-        params["sampling_seed"] = sampling.seed
-    return json.dumps({"text": prompt.text, "sampling_params": params, "stream": True}).encode()
+_COUNT_LENGTH: Final = len(_COUNT)
+_MOST_DIGITS: Final = 20
+_NUMBER: Final = re.compile(rb"\s*(\d+)")
+_RETURN: Final = 0x0D
+_COMMA: Final = 0x2C
+_NEWLINE: Final = 0x0A
+#: How far a chunk's size line is looked for.
+_SIZE_LINE_LIMIT: Final = 1024
+SHOWN_OF_AN_ANSWER: Final = 300
 
 
 @dataclass(slots=True)
 class Answer:
-    """What has been seen of one response; times are the clock's, ``arrivals`` are (time, tokens so far)."""
+    """What has been seen of one response; times are the clock's.
+
+    ``times`` and ``tokens`` have an entry a chunk that brought tokens: when it came, and completion tokens so far.
+    ``events`` are those needed to know the whole answer, as they came: the last alone where each repeats all before
+    it, all of them where each holds only what is new.
+    """
 
     sent: float = 0.0
-    arrivals: list[tuple[float, int]] = field(default_factory=list)
-    last_event: bytes = b""
+    times: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    events: list[bytes] = field(default_factory=list)
     error: str | None = None
     timed_out: bool = False
     done: float = 0.0
 
+    @property
+    def arrivals(self) -> list[tuple[float, int]]:
+        """(time, completion tokens so far), a pair a chunk that brought tokens."""
+        return list(zip(self.times, self.tokens, strict=True))
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """The events without what the protocol puts around them."""
+        return [event.strip().removeprefix(b"data:").lstrip() for event in self.events]
+
 
 class Connection(asyncio.Protocol):
-    """One kept-alive HTTP/1.1 connection, one response at a time."""
+    """One connection, one response at a time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._transport: asyncio.Transport | None = None
         self._finished: asyncio.Future[None] | None = None
-        self._answer = Answer()
         self._reset()
 
     def _reset(self) -> None:
-        self._buffer = bytearray()  # bytes not yet understood as HTTP
+        self._answer = Answer()
+        self._rest = bytearray()  # bytes not yet understood as HTTP
+        self._needed = 0  # how many of them there have to be before it is worth another look
         self._body = bytearray()  # bytes of the body not yet understood as events
         self._status = 0
         self._chunked = False
         self._left: int | None = None  # body bytes left without chunking; None: until the connection ends
-        self._chunk_left = -1  # bytes left of the current chunk; -1: its size line comes next
         self._in_headers = True
         self._keep_alive = True
+        self._digits = 3  # of a chunk's size line, most likely
+        self._last: bytes | None = None  # the last event, where it is not kept in the answer yet
+        self._keeps_events = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop, as are the next two."""
@@ -103,16 +109,22 @@ class Connection(asyncio.Protocol):
         """Send one request and return what its answer was, an error included; ``late`` is the one of a time-out."""
         assert self._transport is not None
         self._reset()
-        self._answer = answer = Answer()
-        self._finished = asyncio.get_running_loop().create_future()
+        answer = self._answer
+        loop = asyncio.get_running_loop()
+        self._finished = loop.create_future()
+        deadline = loop.call_later(timeout_s, self._give_up, late)
         answer.sent = self._clock()
         self._transport.write(request)
         try:
-            await asyncio.wait_for(self._finished, timeout_s)
-        except asyncio.TimeoutError:
-            answer.error, answer.done, answer.timed_out = late, self._clock(), True
-            self.close()
+            await self._finished
+        finally:
+            deadline.cancel()
         return answer
+
+    def _give_up(self, late: str) -> None:
+        self._answer.timed_out = True
+        self._finish(late, self._clock())
+        self.close()
 
     def data_received(self, data: bytes) -> None:
         """Note the time, then read on."""
@@ -120,47 +132,32 @@ class Connection(asyncio.Protocol):
         if self._finished is None or self._finished.done():
             self.close()  # bytes that no request asked for: what follows could not be told apart
             return
-        self._buffer += data
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._needed:
+                return
+            data = bytes(self._rest)
+            self._rest.clear()
         try:
-            self._advance(now)
+            at = self._read_headers(data) if self._in_headers else 0
+            if self._in_headers:
+                self._rest += data
+            elif self._chunked:
+                self._read_chunks(data, at, now)
+            else:
+                self._read_plain(data, at, now)
         except ValueError as error:
             self._finish(f"an answer that is not HTTP: {error}", now)
             self.close()
 
-    def _advance(self, now: float) -> None:
-        if self._in_headers and not self._read_headers():
-            return
-        if self._chunked:
-            ended = self._read_chunks()
-        else:
-            self._body += self._buffer
-            if self._left is not None:
-                self._left -= len(self._buffer)
-            self._buffer.clear()
-            ended = self._left is not None and self._left <= 0
-        self._read_events(now)
-        if ended:
-            self._complete(now)
-
-    def _complete(self, now: float) -> None:
-        shown = bytes(self._body[:_SHOWN_OF_AN_ANSWER]).strip()
-        if self._status != 200:
-            self._finish(f"HTTP {self._status}: {shown.decode(errors='replace')}", now)
-        else:
-            # An answer that is no event stream is kept for the message.
-            self._answer.last_event = self._answer.last_event or shown
-            self._finish(None, now)
-        if not self._keep_alive:
-            self.close()
-
-    def _read_headers(self) -> bool:
-        end = self._buffer.find(b"\r\n\r\n")
+    def _read_headers(self, data: bytes) -> int:
+        """Read the head if all of it is there; return where the body begins."""
+        end = data.find(b"\r\n\r\n")
         if end < 0:
-            if len(self._buffer) > _HEADER_LIMIT:
+            if len(data) > _HEADER_LIMIT:
                 raise ValueError("headers without an end")
-            return False
-        lines = bytes(self._buffer[:end]).split(b"\r\n")
-        del self._buffer[: end + 4]
+            return 0
+        lines = data[:end].split(b"\r\n")
         version, _, rest = lines[0].partition(b" ")
         if not version.startswith(b"HTTP/1."):
             raise ValueError(f"status line {lines[0][:80]!r}")
@@ -175,230 +172,162 @@ class Connection(asyncio.Protocol):
             elif key == b"connection":
                 self._keep_alive = value.strip().lower() != b"close"
         self._in_headers = False
-        return True
+        self._needed = 0
+        return end + 4
 
-    def _read_chunks(self) -> bool:
-        """Move whole chunks into the body; True at the last one."""
-        buffer, at = self._buffer, 0
-        try:
-            while True:
-                if self._chunk_left < 0:
-                    end = buffer.find(b"\r\n", at)
-                    if end < 0:
-                        return False
-                    self._chunk_left = int(bytes(buffer[at:end]).split(b";")[0], 16)
-                    at = end + 2
-                size = self._chunk_left
-                if len(buffer) - at < size + 2:
-                    return False
-                self._body += buffer[at : at + size]
-                at += size + 2
-                self._chunk_left = -1
-                if size == 0:
-                    return True
-        finally:
-            del buffer[:at]
+    def _read_plain(self, data: bytes, at: int, now: float) -> None:
+        self._body += data[at:]
+        if self._left is not None:
+            self._left -= len(data) - at
+        self._read_events(now)
+        if self._left is not None and self._left <= 0:
+            self._complete(now)
+
+    def _read_chunks(self, data: bytes, at: int, now: float) -> None:
+        """Read whole chunks, and keep what is left of the last."""
+        size = len(data)
+        while at < size:
+            # From the third event on it is known whether events repeat all before them.
+            if len(self._answer.tokens) >= 2 and not self._body and self._status == 200:
+                at = self._read_plain_events(data, at, now)
+            start, length = self._read_size(data, at)
+            if length < 0 or size < start + length + 2:
+                self._needed = start + length + 2 - at
+                self._rest += data[at:]
+                return
+            if length == 0:
+                self._complete(now)
+                return
+            self._body += data[start : start + length]
+            self._read_events(now)
+            at = start + length + 2
+
+    @staticmethod
+    def _read_size(data: bytes, at: int) -> tuple[int, int]:
+        """Where the chunk at ``at`` begins, and its length; (``at``, -1) when its size line is not whole."""
+        end = data.find(b"\r\n", at, at + _SIZE_LINE_LIMIT)
+        if end < 0:
+            if len(data) - at >= _SIZE_LINE_LIMIT:
+                raise ValueError(f"a chunk without a size: {data[at : at + 80]!r}")
+            return at, -1
+        length = int(data[at:end].partition(b";")[0], 16)
+        if length < 0:
+            raise ValueError(f"a chunk of the size {data[at:end]!r}")
+        return end + 2, length
+
+    def _read_plain_events(self, data: bytes, at: int, now: float) -> int:
+        """Read on as long as each chunk is one event with a count: the hot path. Returns where that ends.
+
+        Nothing is copied or parsed but two numbers. A size line is mostly as long as the one before, and a count
+        too, so that is looked at first. A newline within an event's JSON is escaped: one before the last two means
+        that the chunk is not one event.
+        """
+        counts, size = self._answer.tokens, len(data)
+        find, rfind = data.find, data.rfind
+        note, keep, keeps = counts.append, self._answer.events.append, self._keeps_events
+        before, digits, count_digits = counts[-1], self._digits, 0
+        last_from = last_to = 0
+        while True:
+            end = at + digits
+            if end >= size or data[end] != _RETURN:
+                end = find(b"\r\n", at, at + _SIZE_LINE_LIMIT)
+                digits = max(end - at, 0)
+            line = data[at:end]
+            if not line.isalnum():
+                break
+            start = end + 2
+            stop = start + int(line, 16)
+            if size < stop + 2 or find(b"\n", start, stop) != stop - 2 or data[stop - 1] != _NEWLINE:
+                break
+            number = rfind(_COUNT, start, stop) + _COUNT_LENGTH
+            if number < start + _COUNT_LENGTH:
+                break
+            comma = number + count_digits
+            if comma >= stop or data[comma] != _COMMA:
+                comma = find(b",", number, min(number + _MOST_DIGITS, stop))
+                if comma < 0:
+                    break
+                count_digits = comma - number
+            tokens = int(data[number:comma])
+            if tokens > before:
+                note(tokens)
+                before = tokens
+            if keeps:
+                keep(data[start:stop])
+            else:
+                last_from, last_to = start, stop
+            at = stop + 2
+        self._digits = digits
+        self._note_times(now)
+        if last_to:
+            self._last = data[last_from:last_to]
+        return at
+
+    def _note_times(self, now: float) -> None:
+        """Give the counts that have no time yet the time of this read."""
+        times = self._answer.times
+        times.extend([now] * (len(self._answer.tokens) - len(times)))
 
     def _read_events(self, now: float) -> None:
+        """Take whole events off the body."""
         if self._status != 200:
             return
-        body, at = self._body, 0
+        body, at = bytes(self._body), 0
         while (end := body.find(b"\n\n", at)) >= 0:
-            self._event(bytes(body[at:end]).strip(), now)
+            self._event(body[at:end].strip(), now)
             at = end + 2
         if at:
-            del body[:at]
+            del self._body[:at]
 
     def _event(self, event: bytes, now: float) -> None:
-        if not event.startswith(b"data:") or event == b"data: [DONE]":
+        """Note one event, whatever it is."""
+        if not event.startswith(b"data:") or event.startswith(b"data: [DONE]"):
             return
-        answer = self._answer
-        answer.last_event = event[5:].strip()
-        at = event.rfind(_COUNT)
-        if at < 0:
-            return
-        at += len(_COUNT)
-        end = at
-        while end < len(event) and (event[end] == 0x20 or 0x30 <= event[end] <= 0x39):
-            end += 1
-        tokens = int(event[at:end].strip() or b"0")
-        if tokens > (answer.arrivals[-1][1] if answer.arrivals else 0):
-            answer.arrivals.append((now, tokens))
+        if (at := event.rfind(_COUNT)) >= 0:
+            number = _NUMBER.match(event, at + _COUNT_LENGTH)
+            tokens = int(number[1]) if number else 0
+            counts = self._answer.tokens
+            if tokens > (counts[-1] if counts else 0):
+                self._answer.times.append(now)
+                counts.append(tokens)
+                if len(counts) == 2:
+                    self._keeps_events = _holds_only_what_is_new(event, tokens)
+        if self._keeps_events:
+            self._keep_last()
+            self._answer.events.append(event)
+        else:
+            self._last = event
+
+    def _keep_last(self) -> None:
+        if self._last is not None:
+            self._answer.events.append(self._last)
+            self._last = None
+
+    def _complete(self, now: float) -> None:
+        if self._status != 200:
+            shown = bytes(self._body[:SHOWN_OF_AN_ANSWER]).strip()
+            self._finish(f"HTTP {self._status}: {shown.decode(errors='replace')}", now)
+        else:
+            self._finish(None, now)
+        if not self._keep_alive:
+            self.close()
 
     def _finish(self, error: str | None, now: float) -> None:
-        if self._finished is not None and not self._finished.done():
-            self._answer.error, self._answer.done = error, now
-            self._finished.set_result(None)
+        if self._finished is None or self._finished.done():
+            return
+        self._keep_last()
+        answer = self._answer
+        if not answer.events and self._body:
+            # An answer that is no event stream is kept for the message.
+            answer.events.append(bytes(self._body[:SHOWN_OF_AN_ANSWER]).strip())
+        answer.error, answer.done = error, now
+        self._finished.set_result(None)
 
 
-class _Round:
-    """What the requests of one round share: where they go, when the round began, and how long it may take.
-
-    It sends a request when it is told to, on the connection it is told: when that is, and on how many
-    connections, is the caller's (a closed loop below; an open loop would send at set times).
-    """
-
-    def __init__(
-        self,
-        base_url: str,
-        clock: Callable[[], float],
-        request_timeout_s: float,
-        deadline_s: float,
-        headers: Mapping[str, str],
-    ) -> None:
-        address = urlsplit(base_url)
-        self._tls = address.scheme == "https"
-        self._host = address.hostname or "127.0.0.1"
-        self._port = address.port or (443 if self._tls else 80)
-        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        self._head = (
-            f"POST {address.path.rstrip('/')}/generate HTTP/1.1\r\nHost: {address.netloc.rpartition('@')[2]}\r\n"
-            f"{more}Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: "
-        ).encode()
-        self._clock = clock
-        self._request_timeout_s = request_timeout_s
-        self._deadline_s = deadline_s
-        self._connections: list[Connection] = []
-        self._stuck = False
-        self.began = clock()
-
-    async def connect(self) -> Connection:
-        """Open one more connection; raises OSError or a time-out of asyncio."""
-        made = asyncio.get_running_loop().create_connection(
-            lambda: Connection(self._clock), self._host, self._port, ssl=True if self._tls else None
-        )
-        _, connection = await asyncio.wait_for(made, timeout=CONNECT_TIMEOUT_S)
-        self._connections.append(connection)
-        return connection
-
-    async def ask(self, connection: Connection, prompt: Prompt, body: bytes) -> tuple[Connection, RequestSample]:
-        """Send one request; return its sample and the connection to use next, a new one where the old had ended."""
-        left_s = self.began + self._deadline_s - self._clock()
-        if self._stuck or left_s <= 0:
-            now = self._clock()
-            why = "an earlier request was not answered in time" if self._stuck else self._past_the_deadline()
-            return connection, _sample(prompt, Answer(sent=now, done=now, error=f"not sent: {why}"), self.began)
-        try:
-            if not connection.usable:
-                connection = await self.connect()
-        except (OSError, asyncio.TimeoutError) as error:
-            now = self._clock()
-            why = str(error) or f"nothing answered within {CONNECT_TIMEOUT_S:g} s"
-            return connection, _sample(prompt, Answer(sent=now, done=now, error=f"no connection: {why}"), self.began)
-        whole_round = left_s < self._request_timeout_s
-        answer = await connection.send(
-            self._head + str(len(body)).encode() + b"\r\n\r\n" + body,
-            timeout_s=left_s if whole_round else self._request_timeout_s,
-            late=self._past_the_deadline() if whole_round else f"no whole answer within {self._request_timeout_s:g} s",
-        )
-        # The round is lost already; a server that hangs must not cost a time-out for each request that is left.
-        if answer.timed_out:
-            self._stuck = True
-        return connection, _sample(prompt, answer, self.began)
-
-    def _past_the_deadline(self) -> str:
-        return f"the round did not end within {self._deadline_s:g} s"
-
-    def close(self) -> None:
-        """Drop every connection."""
-        for connection in self._connections:
-            connection.close()
-
-
-async def closed_loop(
-    base_url: str,
-    prompts: Sequence[Prompt],
-    *,
-    concurrency: int,
-    output_tokens: int,
-    sampling: Sampling,
-    clock: Callable[[], float],
-    request_timeout_s: float,
-    deadline_s: float,
-    headers: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[float, tuple[RequestSample, ...]]:
-    """Send every prompt once, ``concurrency`` at a time; return the wall time (s) and the samples in prompt order.
-
-    Connections are opened before the round begins and kept. Nothing is retried: an error is part of the sample.
-    A request that takes longer than ``request_timeout_s``, or is not done ``deadline_s`` after the round began,
-    is abandoned with that as its error; after one of those, no further request is sent.
-
-    Raises:
-        OSError: the first connections can't be made (asyncio.TimeoutError: not in time).
-    """
-    bodies = [request_body(prompt, output_tokens=output_tokens, sampling=sampling) for prompt in prompts]
-    samples: list[RequestSample | None] = [None] * len(prompts)
-    waiting = iter(range(len(prompts)))
-    load = _Round(base_url, clock, request_timeout_s, deadline_s, headers)
-
-    async def slot(connection: Connection) -> None:
-        for index in waiting:
-            connection, samples[index] = await load.ask(connection, prompts[index], bodies[index])
-
+def _holds_only_what_is_new(event: bytes, tokens: int) -> bool:
+    """Whether the second event leaves out what the first said, as incremental streaming does."""
     try:
-        connections = [await load.connect() for _ in range(min(concurrency, len(prompts)))]
-        load.began = clock()
-        await asyncio.gather(*(slot(connection) for connection in connections))
-        wall_s = clock() - load.began
-    finally:
-        load.close()
-    return wall_s, tuple(sample for sample in samples if sample is not None)
-
-
-def _sample(prompt: Prompt, answer: Answer, began: float) -> RequestSample:
-    """Make a sample of an answer. One without a token has its end for the times of its tokens."""
-    arrivals = tuple((at - began, tokens) for at, tokens in answer.arrivals)
-    first, last = (arrivals[0], arrivals[-1]) if arrivals else ((answer.done - began, 0),) * 2
-    seen = RequestSample(
-        prompt_id=prompt.id,
-        category=prompt.category,
-        sent_s=answer.sent - began,
-        first_token_s=first[0],
-        last_token_s=last[0],
-        done_s=answer.done - began,
-        prompt_tokens=0,
-        cached_tokens=0,
-        completion_tokens=last[1],
-        first_chunk_tokens=first[1],
-        chunks=len(arrivals),
-        verify_steps=None,
-        accept_histogram=None,
-        finish_reason=None,
-        server_e2e_s=None,
-        output_ids=(),
-        error=answer.error,
-        arrivals=arrivals,
-    )
-    return seen if answer.error is not None else _with_server_facts(seen, answer.last_event)
-
-
-def _with_server_facts(sample: RequestSample, event: bytes) -> RequestSample:
-    """Fill in what the last event says; an answer without tokens, aborted or with an error in it is an error."""
-    shown = event[:_SHOWN_OF_AN_ANSWER].decode(errors="replace")
-    try:
-        final = json.loads(event) if event else {}
-    except ValueError as error:
-        return dataclasses.replace(sample, error=f"the last event is no JSON ({error}): {shown}")
-    if not isinstance(final, dict) or not isinstance(final.get("meta_info"), dict) or not sample.arrivals:
-        if isinstance(final, dict) and "error" in final:
-            said = json.dumps(final["error"], ensure_ascii=False)[:_SHOWN_OF_AN_ANSWER]
-            return dataclasses.replace(sample, error=f"the server says {said}")
-        return dataclasses.replace(sample, error=f"an answer without tokens: {shown or 'nothing'}")
-    meta = final["meta_info"]
-    reason = meta.get("finish_reason")
-    if isinstance(reason, dict) and reason.get("type") == "abort":
-        return dataclasses.replace(sample, error=f"the server aborted it: {reason.get('message') or 'no reason given'}")
-    histogram = next((meta[name] for name in _HISTOGRAMS if meta.get(name) is not None), None)
-    try:
-        return dataclasses.replace(
-            sample,
-            prompt_tokens=int(meta.get("prompt_tokens") or 0),
-            cached_tokens=int(meta.get("cached_tokens") or 0),
-            verify_steps=None if meta.get("spec_verify_ct") is None else int(meta["spec_verify_ct"]),
-            accept_histogram=None if histogram is None else tuple(int(count) for count in histogram),
-            finish_reason=reason.get("type") if isinstance(reason, dict) else reason,
-            server_e2e_s=meta.get("e2e_latency"),
-            output_ids=tuple(final.get("output_ids") or ()),
-        )
-    except (TypeError, ValueError) as error:
-        return dataclasses.replace(sample, error=f"meta_info can't be read: {error}")
+        said: Any = json.loads(event[len(b"data:") :])
+        return "output_ids" in said and len(said["output_ids"]) < tokens
+    except (ValueError, TypeError):
+        return False

@@ -213,6 +213,7 @@ def _identity(measurement: Measurement) -> Identity:
         sampling=measurement.sampling.identity(),
         output_tokens=measurement.output_tokens,
         concurrency=measurement.concurrency,
+        request_rate=measurement.request_rate,
     )
 
 

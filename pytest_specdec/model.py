@@ -65,11 +65,17 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt of a workload: text as the server's tokenizer will see it, with the class of task it stands for."""
+    """One prompt of a workload, with the class of task it stands for.
+
+    ``text`` is what a user says first, ``turns`` what the user says after each answer (empty for most prompts).
+    ``input_ids`` are token ids that are sent in place of a text.
+    """
 
     id: str
     category: str
-    text: str
+    text: str = ""
+    turns: tuple[str, ...] = ()
+    input_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,18 +89,25 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What is measured: server spec x workload x concurrency x output tokens x sampling."""
+    """What is measured: server spec x workload x concurrency x output tokens x sampling, closed or open loop.
+
+    With a ``request_rate`` (requests/s) the loop is open: requests are sent at set times, and ``concurrency`` caps
+    how many run at once.
+    """
 
     spec: ServerSpec
     workload: Workload
     concurrency: int = 1
     output_tokens: int = 512
     sampling: Sampling = field(default_factory=Sampling)
+    request_rate: float | None = None
 
     @property
     def key(self) -> str:
-        """The file stem of its baseline: ``<server>--<workload>--c<concurrency>--o<output tokens>[--<hash>]``."""
+        """The file stem of its baseline: ``<server>--<workload>--c<n>--o<output tokens>[--r<rate>][--<hash>]``."""
         parts = [self.spec.name, self.workload.name, f"c{self.concurrency}", f"o{self.output_tokens}"]
+        if self.request_rate is not None:
+            parts.append(f"r{self.request_rate:g}")
         if self.sampling.short_hash:
             parts.append(self.sampling.short_hash)
         return "--".join(parts)
@@ -108,6 +121,10 @@ class RequestSample:
     ``completion_tokens`` in the first chunk that carried any: with drafting that chunk can hold several.
     ``verify_steps`` is ``spec_verify_ct``, None when the server did not report it.
     ``accept_histogram[k]`` counts the verify steps in which k draft tokens were right.
+    ``scheduled_s`` is when an open loop should have sent it (None: closed loop); what lies between that and
+    ``sent_s`` is the wait for a free slot, and the client's own lateness. ``prompt_id`` of a further turn is
+    ``<id>/<turn>``. Of the server's own times, ``server_e2e_s`` is always told; the other three (seconds, tok/s) by
+    a server with ``--enable-metrics``.
     """
 
     prompt_id: str
@@ -129,6 +146,10 @@ class RequestSample:
     error: str | None = None
     #: (seconds since the round began, completion tokens so far), one pair a chunk that carried tokens.
     arrivals: tuple[tuple[float, int], ...] = ()
+    scheduled_s: float | None = None
+    server_ttft_s: float | None = None
+    server_queue_s: float | None = None
+    server_decode_tok_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,6 +102,7 @@ def _duration(seconds: float) -> str:
 def _spec_line(planned: SpecPlan, cost_s: float | None) -> str:
     what = ", ".join(
         f"{m.measurement.workload.name} c{m.measurement.concurrency} o{m.measurement.output_tokens}"
+        f"{'' if m.measurement.request_rate is None else f' r{m.measurement.request_rate:g}/s'}"
         f" ({m.rounds}+{m.warmup} rounds)"
         for m in planned.measurements
     )

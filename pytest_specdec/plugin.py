@@ -101,7 +101,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
     config.addinivalue_line(
         "markers",
-        "specdec(workload, concurrency=1, output_tokens=512, sampling=None, rounds=None, warmup=None, waive=()): "
+        "specdec(workload, concurrency=1, output_tokens=512, request_rate=None, sampling=None, rounds=None, "
+        "warmup=None, waive=()): "
         "what specdec_benchmark measures on the test's server.",
     )
     config.pluginmanager.register(_Outcomes(config), "specdec-outcomes")
@@ -239,16 +240,23 @@ def output_tokens() -> None:
 
 
 @pytest.fixture
+def request_rate() -> None:
+    """Parametrize it to declare an open loop: requests per second."""
+
+
+@pytest.fixture
 def specdec_benchmark(
     request: pytest.FixtureRequest,
     sglang_server: SglangServer,  # noqa: ARG001  # names the server: a test need not ask for it as well
     workload: object,
     concurrency: object,
     output_tokens: object,
+    request_rate: object,
 ) -> Benchmark:
     """Return a callable that gives the stored result of the test's measurement, and fails on a bad verdict."""
     planned = _planned(request)
     given = {"workload": workload, "concurrency": concurrency, "output_tokens": output_tokens}
+    given["request_rate"] = request_rate
     session = _session_of(request.config)
     session.check_declared(request.node, {name: value for name, value in given.items() if value is not None})
     return session.benchmark(planned, request.node)

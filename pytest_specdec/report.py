@@ -43,12 +43,18 @@ def share(fraction: float) -> str:
     return f"{fraction * 100:.1f} %"
 
 
+def at_rate(request_rate: float | None) -> str:
+    """How an open loop is marked beside its concurrency; nothing for a closed one."""
+    return "" if request_rate is None else f" r{request_rate:g}/s"
+
+
 def _row(entry: Mapping[str, Any]) -> list[str]:
     judged = {row["metric"]: row for row in entry["judged"]}
     cells = []
     for key, _ in _COLUMNS:
         if key == "workload":
-            cells.append(f"{entry['workload']} c{entry['concurrency']} o{entry['output_tokens']}")
+            rate = at_rate(entry.get("request_rate"))
+            cells.append(f"{entry['workload']} c{entry['concurrency']} o{entry['output_tokens']}{rate}")
         elif key in ("server", "verdict"):
             cells.append(str(entry[key]))
         else:

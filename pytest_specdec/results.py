@@ -145,6 +145,7 @@ def to_json(result: BenchmarkResult) -> dict[str, Any]:
         "workload": result.measurement.workload.name,
         "workload_hash": result.measurement.workload.content_hash,
         "concurrency": result.measurement.concurrency,
+        "request_rate": result.measurement.request_rate,
         "output_tokens": result.measurement.output_tokens,
         "sampling": result.measurement.sampling.identity(),
         "node": result.node,

@@ -40,6 +40,8 @@ class FakeServer:
         clock: Callable[[], float],
         request_timeout_s: float,
         deadline_s: float,
+        request_rate: float | None = None,
+        render: Callable[[Sequence[str]], str] | None = None,
     ) -> tuple[float, tuple[RequestSample, ...]]:
         self.asked.append("load")
         self.loads.append(
@@ -50,6 +52,8 @@ class FakeServer:
                 "sampling": sampling,
                 "request_timeout_s": request_timeout_s,
                 "deadline_s": deadline_s,
+                "request_rate": request_rate,
+                "render": render,
             }
         )
         began = clock()
@@ -126,6 +130,8 @@ def test_a_load_is_what_the_measurement_says_with_its_deadlines() -> None:
             "sampling": Sampling(),
             "request_timeout_s": 184.0,
             "deadline_s": 248.0,
+            "request_rate": None,
+            "render": None,
         }
     ]
 
@@ -140,9 +146,7 @@ def test_a_load_is_what_the_measurement_says_with_its_deadlines() -> None:
     ],
 )
 def test_a_workload_smaller_than_the_concurrency_is_repeated_whole(concurrency: int, ids: list[str]) -> None:
-    prompts = measurement("one", "two").workload.prompts
-
-    sent = bench.prompts_of_a_round(prompts, concurrency)
+    sent = bench.prompts_of_a_round(measurement("one", "two", concurrency=concurrency))
 
     assert [prompt.id for prompt in sent] == ids
     assert [prompt.text for prompt in sent] == ["one", "two"] * (len(ids) // 2)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from pytest_specdec.answers import request_body
 from pytest_specdec.client import ServerClient
 from pytest_specdec.clock import SystemClock
 from pytest_specdec.errors import ServerRequestError
-from pytest_specdec.http_stream import Answer, Connection, request_body
+from pytest_specdec.http_stream import Answer, Connection
 from pytest_specdec.model import Prompt, RequestSample, Sampling
 from tests.fakes.sglang_server import Answers, FakeSGLang, output_ids
 
@@ -96,7 +97,7 @@ def test_an_answer_cut_in_two_anywhere_reads_the_same() -> None:
     for cut in range(1, len(whole)):
         answer, _ = read((1.0, whole[:cut]), (1.0, whole[cut:]))
         assert (answer.error, answer.arrivals) == (None, [(1.0, 1), (1.0, 4)]), f"cut after {cut} bytes"
-        assert json.loads(answer.last_event)["meta_info"]["completion_tokens"] == 4
+        assert json.loads(answer.payloads[-1])["meta_info"]["completion_tokens"] == 4
 
 
 def test_an_answer_that_comes_byte_by_byte_reads_the_same() -> None:
@@ -171,7 +172,7 @@ def test_bytes_that_nobody_asked_for_end_the_connection_and_leave_the_answer_alo
 
 
 def test_the_body_asks_for_a_fixed_length_streamed_and_greedy() -> None:
-    assert json.loads(request_body(PROMPT, output_tokens=16, sampling=Sampling())) == {
+    assert json.loads(request_body("Hello", output_tokens=16, sampling=Sampling())) == {
         "text": "Hello",
         "sampling_params": {
             "max_new_tokens": 16,
@@ -186,7 +187,7 @@ def test_the_body_asks_for_a_fixed_length_streamed_and_greedy() -> None:
 
 
 def test_a_seed_goes_by_the_name_that_sglang_has_for_it() -> None:
-    params = json.loads(request_body(PROMPT, output_tokens=1, sampling=Sampling(temperature=0.6, seed=7)))
+    params = json.loads(request_body("Hello", output_tokens=1, sampling=Sampling(temperature=0.6, seed=7)))
 
     assert params["sampling_params"]["sampling_seed"] == 7
     assert params["sampling_params"]["temperature"] == 0.6
