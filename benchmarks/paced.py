@@ -85,10 +85,10 @@ class Paced:
     """A paced server on a free port, on core 0 where there are several; runs while the ``with`` block lasts."""
 
     def __enter__(self) -> Paced:  # noqa: PYI034  # Self is not in Python 3.10
-        command = [sys.executable, str(_HERE / "paced_server.py"), "--port", "0"]
+        command = [sys.executable, str(_HERE / "paced_server.py"), "--port", "0", "--until-stdin-ends"]
         if (os.cpu_count() or 1) > 1:
             command += ["--core", "0"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], _START_TIMEOUT_S)[0]:
             self._process.kill()
@@ -99,13 +99,14 @@ class Paced:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.terminate()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
         try:
             self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(_STOP_TIMEOUT_S)
-        assert self._process.stdout is not None
         self._process.stdout.close()
 
     def _ask(self, path: str, body: object = None) -> Any:  # noqa: ANN401  # any JSON value

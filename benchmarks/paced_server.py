@@ -356,8 +356,8 @@ class Connection(asyncio.Protocol):
             self._transport.write(self._last(pace, sent, total, now))
 
 
-async def serve(pace: Pace, host: str, port: int, ready: Callable[[int], None]) -> None:
-    """Serve until cancelled or told to end; ``ready`` is given the port."""
+async def serve(pace: Pace, host: str, port: int, ready: Callable[[int], None], *, until_stdin_ends: bool) -> None:
+    """Serve until told to end by a signal, or by the end of standard input; ``ready`` is given the port."""
     state = PacedServer(pace)
     loop = asyncio.get_running_loop()
     listening = await loop.create_server(lambda: Connection(state), host, port, backlog=1024)
@@ -365,6 +365,13 @@ async def serve(pace: Pace, host: str, port: int, ready: Callable[[int], None]) 
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
+    if until_stdin_ends:
+
+        def look() -> None:
+            if not os.read(sys.stdin.fileno(), 4096):
+                ended.set()
+
+        loop.add_reader(sys.stdin.fileno(), look)
     await ended.wait()
     listening.close()
 
@@ -375,6 +382,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=31000, help="0: any free one, printed")
     parser.add_argument("--core", type=int, help="run on this core only")
+    parser.add_argument("--until-stdin-ends", action="store_true", help="end with whoever started it")
     for pace_field in dataclasses.fields(Pace):
         name = "--" + pace_field.name.replace("_", "-")
         if isinstance(pace_field.default, bool):
@@ -383,6 +391,7 @@ def main() -> None:
             parser.add_argument(name, type=type(pace_field.default), default=pace_field.default)
     args = vars(parser.parse_args())
     host, port, core = args.pop("host"), args.pop("port"), args.pop("core")
+    until_stdin_ends = args.pop("until_stdin_ends")
     if core is not None:
         os.sched_setaffinity(0, {core})
 
@@ -392,7 +401,7 @@ def main() -> None:
 
     # select() waits to the microsecond; epoll, asyncio's choice, rounds up to the millisecond.
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
-    loop.run_until_complete(serve(Pace(**args), host, port, ready))
+    loop.run_until_complete(serve(Pace(**args), host, port, ready, until_stdin_ends=until_stdin_ends))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def sample_of(
     arrivals = tuple((at - began, tokens) for at, tokens in answer.arrivals)
     first, last = (arrivals[0], arrivals[-1]) if arrivals else ((answer.done - began, 0),) * 2
     seen = RequestSample(
-        prompt_id=prompt.id if turn == 1 else f"{prompt.id}/{turn}",
+        prompt_id=prompt.id,
         category=prompt.category,
         sent_s=answer.sent - began,
         first_token_s=first[0],
@@ -68,6 +68,7 @@ def sample_of(
         output_ids=(),
         error=answer.error,
         arrivals=arrivals,
+        turn=turn,
         scheduled_s=None if due is None else due - began,
     )
     return seen if answer.error is not None else _with_server_facts(seen, answer.payloads)

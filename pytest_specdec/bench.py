@@ -17,10 +17,6 @@ _SLOWEST_TOK_S: Final = 1.0
 PATIENCE_S: Final = 120.0
 
 
-#: Makes the text to send of what was said so far: the user, the answer, the user, ...
-Render = Callable[[Sequence[str]], str]
-
-
 class Loadable(Protocol):
     """What a round needs of a server: :class:`pytest_specdec.client.ServerClient`, or a fake of it."""
 
@@ -38,9 +34,8 @@ class Loadable(Protocol):
         request_timeout_s: float,
         deadline_s: float,
         request_rate: float | None = None,
-        render: Render | None = None,
     ) -> tuple[float, tuple[RequestSample, ...]]:
-        """Send every prompt once."""
+        """Send every prompt and its further turns once."""
 
 
 def prompts_of_a_round(measurement: Measurement) -> tuple[Prompt, ...]:
@@ -78,7 +73,6 @@ def measure(
     rounds: int,
     warmup: int,
     flush: bool = True,
-    render: Render | None = None,
     clock: Clock,
     on_round: Callable[[Round], None],
     patience_s: float = PATIENCE_S,
@@ -87,8 +81,8 @@ def measure(
 
     The cache is flushed before every round (unless ``flush`` is off); a flush that the server refuses raises
     :class:`pytest_specdec.errors.ServerRequestError`. ``on_round`` is called as each round ends, so that it is
-    written before the next can fail. ``render`` makes the text that is sent of what was said so far. A request is
-    given up after ``patience_s`` and a second for each token.
+    written before the next can fail. A request is given up after
+    ``patience_s`` and a second for each token.
     """
     prompts = prompts_of_a_round(measurement)
     stream_s = measurement.output_tokens / _SLOWEST_TOK_S
@@ -115,7 +109,6 @@ def measure(
             request_timeout_s=patience_s + stream_s,
             deadline_s=deadline_s,
             request_rate=measurement.request_rate,
-            render=render,
         )
         done = Round(index=index, warmup=is_warmup, started_unix_s=started_unix_s, wall_s=wall_s, requests=samples)
         on_round(done)

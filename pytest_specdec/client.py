@@ -182,7 +182,6 @@ class ServerClient:
         request_timeout_s: float,
         deadline_s: float,
         request_rate: float | None = None,
-        render: Callable[[Sequence[str]], str] | None = None,
     ) -> tuple[float, tuple[RequestSample, ...]]:
         """Send every prompt once; return the wall time (s), and samples in prompt order and turn by turn.
 
@@ -206,7 +205,6 @@ class ServerClient:
                     request_timeout_s=request_timeout_s,
                     deadline_s=deadline_s,
                     request_rate=request_rate,
-                    render=render,
                     headers=self._headers,
                 )
             )

@@ -20,13 +20,6 @@ from pytest_specdec.http_stream import Answer, Connection
 from pytest_specdec.model import Prompt, RequestSample, Sampling
 
 CONNECT_TIMEOUT_S: Final = 10.0
-#: Makes the text to send of what was said so far: the user, the answer, the user, ...
-Render = Callable[[Sequence[str]], str]
-
-
-def raw_text(said: Sequence[str]) -> str:
-    """Render a conversation for a server that is sent raw text: everything so far, with an empty line between."""
-    return "\n\n".join(said)
 
 
 class _Round:
@@ -42,7 +35,6 @@ class _Round:
         request_timeout_s: float,
         deadline_s: float,
         headers: Mapping[str, str],
-        render: Render,
     ) -> None:
         address = urlsplit(base_url)
         self._tls = address.scheme == "https"
@@ -55,7 +47,6 @@ class _Round:
         ).encode()
         self._output_tokens = output_tokens
         self._sampling = sampling
-        self._render = render
         self._request_timeout_s = request_timeout_s
         self._deadline_s = deadline_s
         self._connections: list[Connection] = []
@@ -74,7 +65,7 @@ class _Round:
 
     def first_request(self, prompt: Prompt) -> bytes:
         """The request of a prompt's first turn, as bytes."""
-        return self._request(self._render([prompt.text]) if prompt.input_ids is None else prompt.input_ids)
+        return self._request(prompt.text if prompt.input_ids is None else prompt.input_ids)
 
     def _request(self, text: str | Sequence[int]) -> bytes:
         body = request_body(text, output_tokens=self._output_tokens, sampling=self._sampling)
@@ -87,17 +78,17 @@ class _Round:
 
         ``answers`` gets one answer a turn. Returns the connection to use next, a new one where the old had ended.
         """
-        said = [prompt.text]
+        so_far = prompt.text
         connection, answer = await self._ask(connection, request)
         answers.append(answer)
         for turn, text in enumerate(prompt.turns, start=1):
             if answer.error is None:
                 try:
-                    said += [answer_text(answer), text]
+                    so_far += answer_text(answer) + text
                 except ValueError as error:
                     answer = self._not_sent(f"turn {turn} of it: {error}")
                 else:
-                    connection, answer = await self._ask(connection, self._request(self._render(said)))
+                    connection, answer = await self._ask(connection, self._request(so_far))
             else:
                 answer = self._not_sent(f"turn {turn} of it failed")
             answers.append(answer)
@@ -167,7 +158,6 @@ async def run(
     request_timeout_s: float,
     deadline_s: float,
     request_rate: float | None = None,
-    render: Render | None = None,
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[float, tuple[RequestSample, ...]]:
     """Send every prompt once; return the wall time (s) and the samples, in prompt order and turn by turn.
@@ -177,8 +167,9 @@ async def run(
     the answers before it are, and ``concurrency`` is a cap: a request that finds it reached is sent as soon as it is
     not, and its sample tells by how much (``sent_s - scheduled_s``).
 
-    A prompt with further turns is one conversation: each turn is sent when the answer before it is whole, on the
-    same connection, within the same slot; ``render`` makes its text (default: :func:`raw_text`).
+    A prompt with further turns is one conversation: each turn is appended to the text so far and its answer, to the
+    letter, and sent when that answer is whole, on the same connection, within the same slot. It has a sample of its
+    own.
 
     Connections are opened before the round begins and kept. A request that takes longer than ``request_timeout_s``,
     or is not done ``deadline_s`` after the round began, is abandoned with that as its error; after one of those, no
@@ -195,7 +186,6 @@ async def run(
         request_timeout_s=request_timeout_s,
         deadline_s=deadline_s,
         headers=headers,
-        render=render or raw_text,
     )
     requests = [load.first_request(prompt) for prompt in prompts]
     answers: list[list[Answer]] = [[] for _ in prompts]

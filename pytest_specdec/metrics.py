@@ -73,10 +73,16 @@ _SPECS: Final = (
         "system_tok_s",
         "many",
         "tokens that arrived in the steady window / its length; the window begins when `concurrency` streams "
-        "have their first token and ends when the first stream after which fewer than that remain is done",
+        "have their first token and ends when the first stream after which fewer than that remain is done; in an "
+        "open loop it begins when the first request is done and ends when the last one is due",
     ),
     _throughput("output_tok_s", "never", "sum(completion_tokens) / wall time of the round"),
     _latency("ttft_ms", "t_first_token - t_sent; median over requests"),
+    _latency(
+        "ttft_scheduled_ms",
+        "t_first_token - the moment at which the request was due, its wait for a slot included; median over requests; "
+        "open loop only",
+    ),
     _latency("tpot_ms", "(e2e - ttft) / (completion_tokens - first_chunk_tokens) per request; median over requests"),
     _latency("e2e_ms", "t_last_token - t_sent; median over requests"),
     MetricSpec(
@@ -149,6 +155,9 @@ def round_metrics(done: Round, concurrency: int) -> dict[str, float]:
         values["output_tok_s"] = sum(sample.completion_tokens for sample in samples) / done.wall_s
     values["ttft_ms"] = stats.median([(s.first_token_s - s.sent_s) * 1000 for s in samples])
     values["e2e_ms"] = stats.median([(s.last_token_s - s.sent_s) * 1000 for s in samples])
+    waited = [(s.first_token_s - s.scheduled_s) * 1000 for s in samples if s.scheduled_s is not None]
+    if waited:
+        values["ttft_scheduled_ms"] = stats.median(waited)
     per_token = [
         (s.last_token_s - s.first_token_s) * 1000 / (s.completion_tokens - s.first_chunk_tokens)
         for s in samples
@@ -185,10 +194,15 @@ def _system_tok_s(samples: list[RequestSample], concurrency: int) -> float | Non
     Streams that run beside each other are counted by their arrivals; before the window some slots are still
     empty, after it some are empty again.
     """
-    if len(samples) < concurrency:
+    due = [sample.scheduled_s for sample in samples if sample.scheduled_s is not None]
+    if due:
+        # Requests run as long as they would, and still arrive as often as they should.
+        begins, ends = min(sample.last_token_s for sample in samples), max(due)
+    elif len(samples) < concurrency:
         return None
-    begins = sorted(sample.first_token_s for sample in samples)[concurrency - 1]
-    ends = sorted(sample.last_token_s for sample in samples)[len(samples) - concurrency]
+    else:
+        begins = sorted(sample.first_token_s for sample in samples)[concurrency - 1]
+        ends = sorted(sample.last_token_s for sample in samples)[len(samples) - concurrency]
     if ends <= begins:
         return None
     tokens = sum(_arrived(sample, ends) - _arrived(sample, begins) for sample in samples)

@@ -107,7 +107,7 @@ class Measurement:
         """The file stem of its baseline: ``<server>--<workload>--c<n>--o<output tokens>[--r<rate>][--<hash>]``."""
         parts = [self.spec.name, self.workload.name, f"c{self.concurrency}", f"o{self.output_tokens}"]
         if self.request_rate is not None:
-            parts.append(f"r{self.request_rate:g}")
+            parts.append(f"r{self.request_rate!r}".removesuffix(".0"))
         if self.sampling.short_hash:
             parts.append(self.sampling.short_hash)
         return "--".join(parts)
@@ -122,9 +122,8 @@ class RequestSample:
     ``verify_steps`` is ``spec_verify_ct``, None when the server did not report it.
     ``accept_histogram[k]`` counts the verify steps in which k draft tokens were right.
     ``scheduled_s`` is when an open loop should have sent it (None: closed loop); what lies between that and
-    ``sent_s`` is the wait for a free slot, and the client's own lateness. ``prompt_id`` of a further turn is
-    ``<id>/<turn>``. Of the server's own times, ``server_e2e_s`` is always told; the other three (seconds, tok/s) by
-    a server with ``--enable-metrics``.
+    ``sent_s`` is the wait for a free slot, and the client's own lateness. Of the server's own times,
+    ``server_e2e_s`` is always told; the other three (seconds, tok/s) by a server with ``--enable-metrics``.
     """
 
     prompt_id: str
@@ -146,6 +145,8 @@ class RequestSample:
     error: str | None = None
     #: (seconds since the round began, completion tokens so far), one pair a chunk that carried tokens.
     arrivals: tuple[tuple[float, int], ...] = ()
+    #: Which answer of the conversation it is, counted from 1.
+    turn: int = 1
     scheduled_s: float | None = None
     server_ttft_s: float | None = None
     server_queue_s: float | None = None

@@ -437,3 +437,21 @@ def test_a_revision_known_on_one_side_only_is_not_compared() -> None:
     check = check_identity(baseline(), dataclasses.replace(IDENTITY, model_revision=None))
 
     assert (check.differing, check.unknown) == ((), ("model_revision",))
+
+
+def test_the_request_rate_is_part_of_the_identity(tmp_path: Path) -> None:
+    at_four = dataclasses.replace(IDENTITY, request_rate=4.0)
+    write_baseline(tmp_path / "a.json", baseline(at_four, decode_tok_s=metric("decode_tok_s", (100.0,))))
+    jsonschema.validate(jsonfile.read(tmp_path / "a.json"), SCHEMA, cls=jsonschema.Draft202012Validator)
+
+    stored = read_baseline(tmp_path / "a.json")
+
+    assert stored.identity.request_rate == 4.0
+    assert check_identity(stored, at_four).differing == ()
+    assert check_identity(stored, IDENTITY).differing == (("request_rate", 4.0, None),)
+
+
+def test_a_file_that_names_no_request_rate_is_of_a_closed_loop() -> None:
+    check = check_identity(read_baseline(VERSION_1), dataclasses.replace(IDENTITY, request_rate=4.0))
+
+    assert check.differing == (("request_rate", None, 4.0),)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from pytest_specdec import bench
+from pytest_specdec.arrivals import arrival_times
 from pytest_specdec.client import ServerClient
 from pytest_specdec.clock import SystemClock
 from pytest_specdec.errors import ServerRequestError
@@ -41,7 +43,6 @@ class FakeServer:
         request_timeout_s: float,
         deadline_s: float,
         request_rate: float | None = None,
-        render: Callable[[Sequence[str]], str] | None = None,
     ) -> tuple[float, tuple[RequestSample, ...]]:
         self.asked.append("load")
         self.loads.append(
@@ -53,7 +54,6 @@ class FakeServer:
                 "request_timeout_s": request_timeout_s,
                 "deadline_s": deadline_s,
                 "request_rate": request_rate,
-                "render": render,
             }
         )
         began = clock()
@@ -131,9 +131,34 @@ def test_a_load_is_what_the_measurement_says_with_its_deadlines() -> None:
             "request_timeout_s": 184.0,
             "deadline_s": 248.0,
             "request_rate": None,
-            "render": None,
         }
     ]
+
+
+def test_the_deadline_of_a_round_has_room_for_every_turn_and_for_the_last_arrival() -> None:
+    clock = FakeClock()
+    server = FakeServer(clock)
+    plain = measurement("one", "two", "three", concurrency=2, output_tokens=64)
+    talk = dataclasses.replace(plain.workload.prompts[2], turns=("more", "still more"))
+    workload = dataclasses.replace(plain.workload, prompts=(*plain.workload.prompts[:2], talk))
+
+    for asked in (
+        dataclasses.replace(plain, workload=workload),
+        dataclasses.replace(plain, workload=workload, request_rate=0.01),
+    ):
+        bench.measure(server, asked, rounds=1, warmup=0, clock=clock, on_round=lambda _: None)
+
+    # Five answers on two slots: three in a row, and two more when the conversation begins last.
+    closed, opened = server.loads
+    assert (closed["deadline_s"], closed["request_rate"]) == (120.0 + 64 * 5, None)
+    assert opened["deadline_s"] == 120.0 + 64 * 5 + arrival_times(3, 0.01)[-1]
+    assert opened["request_rate"] == 0.01
+
+
+def test_an_open_loop_sends_each_prompt_once_whatever_its_cap() -> None:
+    asked = dataclasses.replace(measurement("one", "two", concurrency=5), request_rate=1.0)
+
+    assert [prompt.id for prompt in bench.prompts_of_a_round(asked)] == ["p1", "p2"]
 
 
 @pytest.mark.parametrize(

@@ -183,3 +183,29 @@ def test_what_cannot_be_meant_is_refused_with_test_place_and_remedy(
 def test_even_a_skipped_test_must_be_well_declared() -> None:
     with pytest.raises(UserInputError, match="rounds"):
         resolve(says({"workload": "smoke", "rounds": -1}, spec=GPU), settings())
+
+
+@pytest.mark.parametrize("said", [{"markers": {"request_rate": 4}}, {"params": {"request_rate": 4.0}}])
+def test_a_request_rate_makes_an_open_loop_without_a_cap_that_is_reached(said: dict[str, Any]) -> None:
+    found = planned(says({"workload": "smoke", **said.get("markers", {})}, params=said.get("params")))
+
+    measurement = found.measurement
+    assert measurement is not None
+    assert measurement.request_rate == 4.0
+    assert measurement.concurrency == len(measurement.workload.prompts)
+    assert measurement.key == f"tiny--smoke--c{measurement.concurrency}--o512--r4"
+
+
+def test_the_concurrency_caps_an_open_loop() -> None:
+    measurement = planned(says({"workload": "smoke", "request_rate": 0.5, "concurrency": 2})).measurement
+
+    assert measurement is not None
+    assert (measurement.concurrency, measurement.key) == (2, "tiny--smoke--c2--o512--r0.5")
+
+
+@pytest.mark.parametrize("rate", [0, -1.5, True, "4", float("inf"), float("nan")])
+def test_a_request_rate_that_is_none_is_refused(rate: object) -> None:
+    with pytest.raises(
+        UserInputError, match=r"marker specdec\(request_rate=...\): expected requests per second, a num"
+    ):
+        planned(says({"workload": "smoke", "request_rate": rate}))

@@ -2,21 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from pytest_specdec.answers import request_body
-from pytest_specdec.client import ServerClient
-from pytest_specdec.clock import SystemClock
-from pytest_specdec.errors import ServerRequestError
 from pytest_specdec.http_stream import Answer, Connection
-from pytest_specdec.model import Prompt, RequestSample, Sampling
-from tests.fakes.sglang_server import Answers, FakeSGLang, output_ids
-
-PROMPT = Prompt(id="p1", category="c", text="Hello")
 
 
 class Wire(asyncio.Transport):
@@ -171,235 +161,81 @@ def test_bytes_that_nobody_asked_for_end_the_connection_and_leave_the_answer_alo
     assert not connection.usable
 
 
-def test_the_body_asks_for_a_fixed_length_streamed_and_greedy() -> None:
-    assert json.loads(request_body("Hello", output_tokens=16, sampling=Sampling())) == {
-        "text": "Hello",
-        "sampling_params": {
-            "max_new_tokens": 16,
-            "ignore_eos": True,
-            "temperature": 0.0,
-            "top_p": 1.0,
-            "top_k": -1,
-            "min_p": 0.0,
-        },
-        "stream": True,
-    }
+def test_a_stream_of_increments_is_kept_whole() -> None:
+    first, second, third = [
+        b"data: " + json.dumps({"output_ids": ids, "meta_info": {"completion_tokens": count}}).encode() + b"\n\n"
+        for ids, count in [([5], 1), ([6, 7], 3), ([8], 4)]
+    ]
 
+    answer, _ = read((1.0, HEAD + chunk(first)), (2.0, chunk(second)), (3.0, chunk(third) + LAST))
 
-def test_a_seed_goes_by_the_name_that_sglang_has_for_it() -> None:
-    params = json.loads(request_body("Hello", output_tokens=1, sampling=Sampling(temperature=0.6, seed=7)))
+    assert [json.loads(payload)["output_ids"] for payload in answer.payloads] == [[5], [6, 7], [8]]
+    assert answer.arrivals == [(1.0, 1), (2.0, 3), (3.0, 4)]
 
-    assert params["sampling_params"]["sampling_seed"] == 7
-    assert params["sampling_params"]["temperature"] == 0.6
 
+def test_of_a_stream_that_repeats_itself_only_the_last_event_is_kept() -> None:
+    events = [
+        b"data: " + json.dumps({"output_ids": [5] * n, "meta_info": {"completion_tokens": n}}).encode() + b"\n\n"
+        for n in range(1, 6)
+    ]
 
-@pytest.fixture
-def server() -> Iterator[FakeSGLang]:
-    with FakeSGLang() as fake:
-        yield fake
+    answer, _ = read((1.0, HEAD + b"".join(map(chunk, events)) + LAST))
 
+    assert [json.loads(payload)["output_ids"] for payload in answer.payloads] == [[5] * 5]
 
-def prompts(count: int) -> tuple[Prompt, ...]:
-    return tuple(Prompt(id=f"p{i}", category="c", text=f"prompt {i}") for i in range(1, count + 1))
 
+@pytest.mark.parametrize("spoilt", [0, 1, 2, 3, 4])
+def test_one_chunk_of_two_events_or_of_half_an_event_changes_nothing_anywhere(spoilt: int) -> None:
+    events = [event(n, finish_reason=None) for n in (1, 4, 7, 10, 13, 16)]
+    joined = [*events[:spoilt], events[spoilt] + events[spoilt + 1], *events[spoilt + 2 :]]
+    halves = [*events[:spoilt], events[spoilt][:30], events[spoilt][30:], *events[spoilt + 1 :]]
 
-def load(
-    server: FakeSGLang,
-    sent: Sequence[Prompt] = (PROMPT,),
-    *,
-    concurrency: int = 1,
-    request_timeout_s: float = 5.0,
-    deadline_s: float = 10.0,
-    path: str = "",
-) -> tuple[RequestSample, ...]:
-    _, samples = ServerClient(server.url + path).load(
-        sent,
-        concurrency=concurrency,
-        output_tokens=16,
-        sampling=Sampling(),
-        clock=SystemClock().monotonic,
-        request_timeout_s=request_timeout_s,
-        deadline_s=deadline_s,
-    )
-    return samples
+    for parts in (joined, halves):
+        answer, _ = read((1.0, HEAD + b"".join(map(chunk, parts)) + LAST))
+        assert (answer.error, answer.tokens) == (None, [1, 4, 7, 10, 13, 16])
 
 
-def test_a_sample_holds_what_the_final_chunk_says(server: FakeSGLang) -> None:
-    (got,) = load(server)
+def test_a_count_at_the_very_end_of_an_event_is_read() -> None:
+    events = [b'data: {"meta_info":{"finish_reason":null,"completion_tokens":%d}}\n\n' % n for n in (1, 9, 10, 11)]
 
-    assert got.error is None
-    assert (got.prompt_id, got.category) == ("p1", "c")
-    assert (got.prompt_tokens, got.cached_tokens) == (7, 0)
-    # 16 tokens: 1 in the first chunk, then 5 verify steps of 3.
-    assert (got.completion_tokens, got.first_chunk_tokens, got.chunks) == (16, 1, 6)
-    assert (got.verify_steps, got.accept_histogram) == (5, (0, 0, 5))
-    assert (got.finish_reason, got.server_e2e_s) == ("length", 0.25)
-    assert got.output_ids == tuple(output_ids("Hello", 16))
-    assert [tokens for _, tokens in got.arrivals] == [1, 4, 7, 10, 13, 16]
-    assert 0 <= got.sent_s <= got.first_token_s <= got.last_token_s <= got.done_s
+    answer, _ = read((1.0, HEAD + b"".join(map(chunk, events)) + LAST))
 
+    assert answer.tokens == [1, 9, 10, 11]
 
-def test_a_first_chunk_can_hold_several_tokens(server: FakeSGLang) -> None:
-    server.answers = Answers(first_chunk_tokens=4)
 
-    (got,) = load(server)
+def test_counts_and_sizes_that_grow_by_a_digit_are_read() -> None:
+    events = [
+        b'data: {"text":"%b","meta_info":{"completion_tokens":%d,"dp_rank":0}}\n\n' % (b"x" * n, n)
+        for n in (1, 5, 9, 10, 99, 100, 999, 1000, 4000)
+    ]
 
-    assert (got.first_chunk_tokens, got.completion_tokens, got.verify_steps) == (4, 16, 4)
+    answer, _ = read((1.0, HEAD + b"".join(map(chunk, events)) + LAST))
 
+    assert answer.tokens == [1, 5, 9, 10, 99, 100, 999, 1000, 4000]
 
-def test_events_cut_across_reads_count_the_same(server: FakeSGLang) -> None:
-    server.answers = Answers(cut_bytes=7)
 
-    (got,) = load(server)
+def test_a_size_with_an_extension_is_read() -> None:
+    parts = [b"%x; name=value\r\n%b\r\n" % (len(event(n)), event(n)) for n in (1, 2, 3, 4)]
 
-    assert (got.error, got.completion_tokens, got.verify_steps) == (None, 16, 5)
+    answer, _ = read((1.0, HEAD + b"".join(parts) + LAST))
 
+    assert (answer.error, answer.tokens) == (None, [1, 2, 3, 4])
 
-@pytest.mark.parametrize("key", ["spec_correct_drafts_histogram", "spec_accept_histogram", "accept_histogram"])
-def test_the_histogram_is_found_by_each_of_its_names(server: FakeSGLang, key: str) -> None:
-    server.answers = Answers(histogram_key=key, histogram=(3, 0, 2))
 
-    (got,) = load(server)
+@pytest.mark.parametrize("size", [b"-5", b"zz", b"", b"x" * 2000])
+def test_a_chunk_without_a_size_is_an_error(size: bytes) -> None:
+    answer, connection = read((1.0, HEAD + chunk(event(1)) + chunk(event(2)) + chunk(event(3)) + size + b"\r\nabc\r\n"))
 
-    assert got.accept_histogram == (3, 0, 2)
+    assert answer.error is not None
+    assert answer.error.startswith("an answer that is not HTTP: ")
+    assert answer.tokens == [1, 2, 3]
+    assert not connection.usable
 
 
-def test_missing_spec_fields_are_none_and_not_a_number(server: FakeSGLang) -> None:
-    server.answers = Answers(spec_fields=False)
+def test_a_count_that_repeats_is_no_arrival_but_the_last_event_counts() -> None:
+    parts = [event(1), event(2), event(3), event(3, finish_reason={"type": "length"})]
 
-    (got,) = load(server)
+    answer, _ = read((1.0, HEAD + b"".join(map(chunk, parts)) + LAST))
 
-    assert (got.error, got.verify_steps, got.accept_histogram) == (None, None, None)
-
-
-def test_samples_come_in_prompt_order_and_each_prompt_is_sent_once(server: FakeSGLang) -> None:
-    got = load(server, prompts(7), concurrency=3)
-
-    assert [one.prompt_id for one in got] == ["p1", "p2", "p3", "p4", "p5", "p6", "p7"]
-    assert sorted(asked["text"] for asked in server.seen.generate) == [f"prompt {i}" for i in range(1, 8)]
-
-
-def test_as_many_requests_run_at_once_as_was_asked_for_and_no_more(server: FakeSGLang) -> None:
-    server.together = threading.Barrier(4)
-
-    got = load(server, prompts(8), concurrency=4)
-
-    assert [one.error for one in got] == [None] * 8
-    assert server.seen.most_running == 4
-
-
-def test_connections_are_kept_between_requests(server: FakeSGLang) -> None:
-    load(server, prompts(6), concurrency=2)
-
-    assert server.seen.connections == 2
-
-
-def test_a_server_that_closes_each_connection_is_served_by_new_ones(server: FakeSGLang) -> None:
-    server.answers = Answers(close_after=True)
-
-    got = load(server, prompts(3))
-
-    assert [one.error for one in got] == [None, None, None]
-    assert server.seen.connections == 3
-
-
-def test_an_answer_without_chunked_encoding_is_read_to_its_end(server: FakeSGLang) -> None:
-    server.answers = Answers(chunked=False)
-
-    (got,) = load(server)
-
-    assert (got.error, got.completion_tokens) == (None, 16)
-
-
-def test_an_error_event_in_mid_stream_is_the_samples_error(server: FakeSGLang) -> None:
-    server.by_text["prompt 2"] = Answers(error_after=2)
-
-    first, second, third = load(server, prompts(3))
-
-    assert (first.error, third.error) == (None, None)
-    assert second.error == 'the server says {"message": "out of pages", "code": 400}'
-    assert (second.completion_tokens, second.finish_reason) == (4, None)
-
-
-def test_a_refused_request_is_the_samples_error_and_the_connection_goes_on(server: FakeSGLang) -> None:
-    server.by_text["prompt 1"] = Answers(status=400)
-
-    first, second = load(server, prompts(2))
-
-    assert first.error == 'HTTP 400: {"error":{"message":"The input is too long","code":400}}'
-    assert (first.completion_tokens, first.first_token_s) == (0, first.done_s)
-    assert second.error is None
-    assert server.seen.connections == 1
-
-
-def test_a_dropped_connection_is_the_samples_error_and_is_not_tried_again(server: FakeSGLang) -> None:
-    server.by_text["prompt 1"] = Answers(drop_after=1)
-
-    first, second = load(server, prompts(2))
-
-    assert first.error is not None
-    assert first.error.startswith("the connection ended in the middle of the answer")
-    assert first.completion_tokens == 1
-    assert second.error is None
-    assert len(server.seen.generate) == 2
-
-
-def test_an_aborted_request_is_an_error_with_the_servers_reason(server: FakeSGLang) -> None:
-    server.answers = Answers(stop_at=4, finish_reason={"type": "abort", "message": "KV cache is full"})
-
-    (got,) = load(server)
-
-    assert got.error == "the server aborted it: KV cache is full"
-
-
-def test_an_answer_that_is_no_stream_is_shown(server: FakeSGLang) -> None:
-    server.instead["POST /generate"] = (200, b'{"hello": 1}')
-
-    (got,) = load(server)
-
-    assert got.error == 'an answer without tokens: {"hello": 1}'
-
-
-def test_a_request_that_hangs_is_given_up_and_nothing_more_is_sent(server: FakeSGLang) -> None:
-    server.by_text["prompt 2"] = Answers(hang_after=2)
-
-    first, second, third = load(server, prompts(3), request_timeout_s=0.2)
-
-    assert first.error is None
-    assert second.error == "no whole answer within 0.2 s"
-    assert second.completion_tokens == 4
-    assert second.done_s - second.sent_s >= 0.2
-    assert third.error == "not sent: an earlier request was not answered in time"
-    assert len(server.seen.generate) == 2
-
-
-def test_a_round_has_a_deadline_of_its_own(server: FakeSGLang) -> None:
-    server.by_text["prompt 1"] = Answers(hang_after=0)
-
-    first, second = load(server, prompts(2), deadline_s=0.2)
-
-    assert first.error == "the round did not end within 0.2 s"
-    assert second.error == "not sent: an earlier request was not answered in time"
-
-
-def test_a_server_behind_a_path_is_asked_there(server: FakeSGLang) -> None:
-    (got,) = load(server, path="/llm/")
-
-    assert got.error == 'HTTP 404: {"detail":"Not Found"}'
-    assert server.seen.paths == ["POST /llm/generate"]
-
-
-def test_no_connection_at_all_is_raised_with_the_address() -> None:
-    with FakeSGLang() as server:
-        url = server.url
-
-    with pytest.raises(ServerRequestError, match=f"^{url}: no connection for the load: "):
-        ServerClient(url).load(
-            [PROMPT],
-            concurrency=1,
-            output_tokens=16,
-            sampling=Sampling(),
-            clock=SystemClock().monotonic,
-            request_timeout_s=5,
-            deadline_s=5,
-        )
+    assert answer.tokens == [1, 2, 3]
+    assert json.loads(answer.payloads[-1])["meta_info"]["finish_reason"] == {"type": "length"}

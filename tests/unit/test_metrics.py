@@ -56,8 +56,45 @@ def test_a_round_gives_every_metric_by_its_formula() -> None:
 
 
 def test_every_metric_of_a_round_is_in_the_table() -> None:
-    assert set(round_metrics(one_round(A, B), 1)) == set(METRICS)
+    due = [dataclasses.replace(one, scheduled_s=one.sent_s) for one in (A, B, A)]
+
+    assert set(round_metrics(one_round(*due), 1)) >= set(round_metrics(one_round(A, B), 1)) - {"system_tok_s"}
+    assert set(round_metrics(one_round(A, B), 1)) | {"ttft_scheduled_ms"} == set(METRICS)
     assert all(name == spec.name for name, spec in METRICS.items())
+
+
+def test_an_open_loop_is_full_from_its_first_answer_to_the_last_arrival() -> None:
+    def stream(due_s: float) -> RequestSample:
+        """One token at 0.5, 1.0, 1.5 and 2.0 s after it was sent, which was when it was due."""
+        times = (due_s + 0.5, due_s + 1.0, due_s + 1.5, due_s + 2.0)
+        return sample(
+            f"due-{due_s}",
+            scheduled_s=due_s,
+            sent_s=due_s,
+            first_token_s=times[0],
+            last_token_s=times[-1],
+            arrivals=tuple(zip(times, range(1, 5), strict=True)),
+        )
+
+    found = round_metrics(one_round(*(stream(float(due)) for due in range(7))), 7)
+
+    # From 2 s to 6 s; a request a second brings four tokens a second.
+    assert found["system_tok_s"] == pytest.approx(4.0)
+
+
+def test_an_open_loop_too_short_to_fill_has_no_system_throughput() -> None:
+    found = round_metrics(one_round(*(dataclasses.replace(one, scheduled_s=one.sent_s) for one in (A, B))), 1)
+
+    assert "system_tok_s" not in found
+
+
+def test_the_time_to_the_first_token_counts_from_the_moment_the_request_was_due_as_well() -> None:
+    late = dataclasses.replace(A, scheduled_s=0.0, sent_s=0.25)
+
+    found = round_metrics(one_round(late), 1)
+
+    assert (found["ttft_ms"], found["ttft_scheduled_ms"]) == (250.0, 500.0)
+    assert "ttft_scheduled_ms" not in round_metrics(one_round(A), 1)
 
 
 @pytest.mark.parametrize("stream", [A, B])
