@@ -37,6 +37,7 @@ class Identity:
     output_tokens: int | None
     concurrency: int | None
     method_version: int | None = METHOD_VERSION
+    chat_template: bool | None = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +195,7 @@ _IDENTITY: Final = (
     "output_tokens",
     "concurrency",
     "method_version",
+    "chat_template",
 )
 #: What the program itself may not know; the rest is null in documents only.
 _MAY_BE_UNKNOWN: Final = frozenset({"model_revision", "draft", "draft_revision"})
@@ -215,7 +217,7 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def _identity(at: _At, source: Source) -> Identity:
-    fields = at.object(required=_IDENTITY)
+    fields = at.object(required=_IDENTITY[:-1], optional=_IDENTITY[-1:])
     for name, field in fields.items():
         if field.value is None and name not in _MAY_BE_UNKNOWN and source != "document":
             raise field.fail("a value (null is for files with provenance.source document)")
@@ -232,7 +234,17 @@ def _identity(at: _At, source: Source) -> Identity:
         output_tokens=fields["output_tokens"].or_none(lambda field: field.whole(2)),
         concurrency=fields["concurrency"].or_none(lambda field: field.whole(1)),
         method_version=fields["method_version"].or_none(lambda field: field.whole(1)),
+        chat_template=_templated(fields.get("chat_template"), source),
     )
+
+
+def _templated(at: _At | None, source: Source) -> bool | None:
+    return _untold(source) if at is None else at.or_none(_At.flag)
+
+
+def _untold(source: Source) -> bool | None:
+    """Whether prompts were put into a chat template, in a file that does not say: the program says when they were."""
+    return False if source == "program" else None
 
 
 def _provenance(at: _At) -> Provenance:
@@ -307,6 +319,8 @@ def to_document(baseline: Baseline) -> dict[str, Any]:
     if identity["sampling"] is not None:
         identity["sampling"] = dict(identity["sampling"])
     provenance = baseline.provenance
+    if identity["chat_template"] == _untold(provenance.source):
+        del identity["chat_template"]
     return {
         jsonfile.VERSION_KEY: SCHEMA_VERSION,
         "identity": identity,

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from pytest_specdec.clock import Clock
-from pytest_specdec.model import Measurement, Prompt, RequestSample, Round, Sampling
+from pytest_specdec.conversation import as_sent
+from pytest_specdec.model import ChatTemplate, Measurement, Prompt, RequestSample, Round, Sampling
 
 #: A stream slower than this many tokens a second is given up; with a margin for queueing and the first token.
 _SLOWEST_TOK_S: Final = 1.0
@@ -32,7 +33,7 @@ class Loadable(Protocol):
         request_timeout_s: float,
         deadline_s: float,
     ) -> tuple[float, tuple[RequestSample, ...]]:
-        """Send every prompt once."""
+        """Send every prompt and its further turns once."""
 
 
 def prompts_of_a_round(prompts: Sequence[Prompt], concurrency: int) -> tuple[Prompt, ...]:
@@ -55,18 +56,21 @@ def measure(
     rounds: int,
     warmup: int,
     flush: bool = True,
+    template: ChatTemplate | None = None,
     clock: Clock,
     on_round: Callable[[Round], None],
 ) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
-    """Run warm-up rounds, then measured rounds; return both.
+    """Run warm-up rounds, then measured rounds; return both. ``template`` is put around the prompts.
 
     The cache is flushed before every round (unless ``flush`` is off); a flush that the server refuses raises
     :class:`pytest_specdec.errors.ServerRequestError`. ``on_round`` is called as each round ends, so that it is
     written before the next can fail.
     """
-    prompts = prompts_of_a_round(measurement.workload.prompts, measurement.concurrency)
+    prompts = prompts_of_a_round(as_sent(measurement.workload.prompts, template), measurement.concurrency)
     stream_s = measurement.output_tokens / _SLOWEST_TOK_S
-    turns = math.ceil(len(prompts) / measurement.concurrency)
+    answers = sum(1 + len(prompt.turns) for prompt in prompts)
+    # The last conversation may begin when all others are done.
+    in_a_row = math.ceil(answers / measurement.concurrency) + max(len(prompt.turns) for prompt in prompts)
 
     def one(index: int, *, is_warmup: bool) -> Round:
         if flush:
@@ -79,7 +83,7 @@ def measure(
             sampling=measurement.sampling,
             clock=clock.monotonic,
             request_timeout_s=_PATIENCE_S + stream_s,
-            deadline_s=_PATIENCE_S + stream_s * turns,
+            deadline_s=_PATIENCE_S + stream_s * in_a_row,
         )
         done = Round(index=index, warmup=is_warmup, started_unix_s=started_unix_s, wall_s=wall_s, requests=samples)
         on_round(done)

@@ -16,10 +16,20 @@ from pytest_specdec.errors import UserInputError
 from pytest_specdec.model import Measurement, Sampling, Workload
 from pytest_specdec.plan import PlannedTest
 from pytest_specdec.spec import ServerSpec
+from pytest_specdec.workload_formats import ENDINGS
 from pytest_specdec.workloads import load_workload
 
 #: What the marker takes; the first three are read from parameters of the same name as well.
-MARKER_FIELDS: Final = ("workload", "concurrency", "output_tokens", "sampling", "rounds", "warmup", "waive")
+MARKER_FIELDS: Final = (
+    "workload",
+    "concurrency",
+    "output_tokens",
+    "sampling",
+    "chat_template",
+    "rounds",
+    "warmup",
+    "waive",
+)
 _PARAMETERS: Final = ("workload", "concurrency", "output_tokens")
 
 _EXAMPLE: Final = (
@@ -63,7 +73,7 @@ def resolve(declaration: Declaration, settings: s.Settings) -> PlannedTest | Ski
             f"{declaration.nodeid}: sglang_server takes a ServerSpec, got {type(spec).__name__} {spec!r}"
             + ("" if "sglang_server" in declaration.params else "; is indirect=True missing?")
         )
-    measurement_fields = said.measurement_fields() if "specdec_benchmark" in declaration.fixtures else None
+    measurement_fields = said.measurement_fields(settings) if "specdec_benchmark" in declaration.fixtures else None
     rounds, warmup = said.whole("rounds", 1, settings.rounds), said.whole("warmup", 0, settings.warmup)
     waived = said.waived()
     if "gpu_host" in declaration.fixtures and settings.gpu_hosts is None:
@@ -132,10 +142,12 @@ class _Said:
         fields = ", ".join(MARKER_FIELDS)
         return f"{self._declaration.nodeid}: the specdec marker has no field {name!r}: {hint}it takes {fields}"
 
-    def measurement_fields(self) -> dict[str, Any]:
+    def measurement_fields(self, settings: s.Settings) -> dict[str, Any]:
         """The fields of the measurement, apart from its spec."""
+        workload = self._workload()
         return {
-            "workload": self._workload(),
+            "workload": workload,
+            "chat_template": self._chat_template(workload, settings),
             "concurrency": self.whole("concurrency", 1, 1),
             "output_tokens": self.whole("output_tokens", 2, 512),
             "sampling": self._sampling(),
@@ -149,6 +161,25 @@ class _Said:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self._refuse(where, f"a whole number of at least {least}", value)
         return value
+
+    def _chat_template(self, workload: Workload, settings: s.Settings) -> bool:
+        """Whether the prompts are put into the model's chat template. The setting is for what can be put into one."""
+        if "chat_template" in self._fields:
+            value, where = self._fields["chat_template"]
+            if not isinstance(value, bool):
+                raise self._refuse(where, "True or False", value)
+        else:
+            value, where = settings.chat_template and not workload.synthetic, settings.where.get("chat_template", "")
+        if value and workload.synthetic:
+            raise self._refuse(where, f"False for workload {workload.name!r}, which has token ids for text", value)
+        if value and settings.url is not None:
+            raise self._refuse(
+                where,
+                "False with --specdec-url: a template is rendered by the Python that runs SGLang, which can't be "
+                "reached over HTTP",
+                value,
+            )
+        return bool(value)
 
     def waived(self) -> frozenset[str]:
         """The names of the validity rules that the test waives."""
@@ -171,9 +202,9 @@ class _Said:
         if isinstance(value, Workload):
             return value
         if not isinstance(value, (str, Path)):
-            raise self._refuse(where, "the name of a workload or the path of a .jsonl file", value)
+            raise self._refuse(where, "the name of a workload or the path of a .jsonl or .json file", value)
         name = str(value)
-        if name.endswith(".jsonl"):
+        if name.endswith(ENDINGS):
             name = str(self._declaration.path.parent / name)
         try:
             return _load_workload_once(name)

@@ -28,7 +28,10 @@ CONNECT_TIMEOUT_S: Final = 10.0
 
 
 def request_body(prompt: Prompt, *, output_tokens: int, sampling: Sampling) -> bytes:
-    """Return the JSON body of one measured request: exactly ``output_tokens`` tokens, streamed."""
+    """Return the JSON body of one measured request: exactly ``output_tokens`` tokens, streamed.
+
+    Of a prompt with several turns it is the first; see :mod:`pytest_specdec.conversation` for what follows.
+    """
     params: dict[str, Any] = {
         "max_new_tokens": output_tokens,
         "ignore_eos": True,
@@ -39,7 +42,8 @@ def request_body(prompt: Prompt, *, output_tokens: int, sampling: Sampling) -> b
     }
     if sampling.seed is not None:
         params["sampling_seed"] = sampling.seed
-    return json.dumps({"text": prompt.text, "sampling_params": params, "stream": True}).encode()
+    words = {"text": prompt.text} if prompt.input_ids is None else {"input_ids": prompt.input_ids}
+    return json.dumps({**words, "sampling_params": params, "stream": True}).encode()
 
 
 @dataclass(slots=True)
@@ -271,20 +275,22 @@ class _Round:
         self._connections.append(connection)
         return connection
 
-    async def ask(self, connection: Connection, prompt: Prompt, body: bytes) -> tuple[Connection, RequestSample]:
-        """Send one request; return its sample and the connection to use next, a new one where the old had ended."""
+    async def ask(
+        self, connection: Connection, prompt: Prompt, body: bytes
+    ) -> tuple[Connection, RequestSample, Answer]:
+        """Send one request; return the connection to use next (a new one if the old had ended), sample and answer."""
         left_s = self.began + self._deadline_s - self._clock()
         if self._stuck or left_s <= 0:
             now = self._clock()
             why = "an earlier request was not answered in time" if self._stuck else self._past_the_deadline()
-            return connection, _sample(prompt, Answer(sent=now, done=now, error=f"not sent: {why}"), self.began)
+            return self._seen(connection, prompt, Answer(sent=now, done=now, error=f"not sent: {why}"))
         try:
             if not connection.usable:
                 connection = await self.connect()
         except (OSError, asyncio.TimeoutError) as error:
             now = self._clock()
             why = str(error) or f"nothing answered within {CONNECT_TIMEOUT_S:g} s"
-            return connection, _sample(prompt, Answer(sent=now, done=now, error=f"no connection: {why}"), self.began)
+            return self._seen(connection, prompt, Answer(sent=now, done=now, error=f"no connection: {why}"))
         whole_round = left_s < self._request_timeout_s
         answer = await connection.send(
             self._head + str(len(body)).encode() + b"\r\n\r\n" + body,
@@ -294,7 +300,10 @@ class _Round:
         # The round is lost already; a server that hangs must not cost a time-out for each request that is left.
         if answer.timed_out:
             self._stuck = True
-        return connection, _sample(prompt, answer, self.began)
+        return self._seen(connection, prompt, answer)
+
+    def _seen(self, connection: Connection, prompt: Prompt, answer: Answer) -> tuple[Connection, RequestSample, Answer]:
+        return connection, _sample(prompt, answer, self.began), answer
 
     def _past_the_deadline(self) -> str:
         return f"the round did not end within {self._deadline_s:g} s"
@@ -319,6 +328,7 @@ async def closed_loop(
 ) -> tuple[float, tuple[RequestSample, ...]]:
     """Send every prompt once, ``concurrency`` at a time; return the wall time (s) and the samples in prompt order.
 
+    The turns of a prompt follow one another, each after the answer to the one before, with a sample for each.
     Connections are opened before the round begins and kept. Nothing is retried: an error is part of the sample.
     A request that takes longer than ``request_timeout_s``, or is not done ``deadline_s`` after the round began,
     is abandoned with that as its error; after one of those, no further request is sent.
@@ -327,13 +337,25 @@ async def closed_loop(
         OSError: the first connections can't be made (asyncio.TimeoutError: not in time).
     """
     bodies = [request_body(prompt, output_tokens=output_tokens, sampling=sampling) for prompt in prompts]
-    samples: list[RequestSample | None] = [None] * len(prompts)
+    samples: list[list[RequestSample]] = [[] for _ in prompts]
     waiting = iter(range(len(prompts)))
     load = _Round(base_url, clock, request_timeout_s, deadline_s, headers)
 
     async def slot(connection: Connection) -> None:
         for index in waiting:
-            connection, samples[index] = await load.ask(connection, prompts[index], bodies[index])
+            prompt, body = prompts[index], bodies[index]
+            connection, sample, answer = await load.ask(connection, prompt, body)
+            samples[index].append(sample)
+            for turn, words in enumerate(prompt.turns, start=2):
+                so_far = _text_of(answer, sample)
+                if so_far is None:
+                    samples[index].append(_not_sent(prompt, turn, clock() - load.began))
+                    continue
+                prompt = dataclasses.replace(prompt, text=prompt.text + so_far + words)
+                body = request_body(prompt, output_tokens=output_tokens, sampling=sampling)
+                connection, sample, answer = await load.ask(connection, prompt, body)
+                sample = dataclasses.replace(sample, turn=turn)
+                samples[index].append(sample)
 
     try:
         connections = [await load.connect() for _ in range(min(concurrency, len(prompts)))]
@@ -342,7 +364,21 @@ async def closed_loop(
         wall_s = clock() - load.began
     finally:
         load.close()
-    return wall_s, tuple(sample for sample in samples if sample is not None)
+    return wall_s, tuple(sample for of_prompt in samples for sample in of_prompt)
+
+
+def _text_of(answer: Answer, sample: RequestSample) -> str | None:
+    """The whole text of an answer, None when it failed or the server streams increments."""
+    if sample.error is not None:
+        return None
+    final = json.loads(answer.last_event)
+    whole = not sample.output_ids or len(sample.output_ids) == sample.completion_tokens
+    return final["text"] if whole and isinstance(final.get("text"), str) else None
+
+
+def _not_sent(prompt: Prompt, turn: int, at_s: float) -> RequestSample:
+    why = f"not sent: the answer to turn {turn - 1} failed, or its whole text is not known (--stream-output)"
+    return dataclasses.replace(_sample(prompt, Answer(sent=at_s, done=at_s, error=why), 0.0), turn=turn)
 
 
 def _sample(prompt: Prompt, answer: Answer, began: float) -> RequestSample:

@@ -152,6 +152,22 @@ def check(
     return Preflight(spec=spec, notices=notices, problems=tuple(problems), sglang_version=version)
 
 
+def ask_engine(
+    host: Host,
+    spec: ServerSpec,
+    *,
+    python: str | None,
+    env: Mapping[str, str],
+    request: Mapping[str, object],
+    timeout_s: float,
+) -> dict[str, Any] | str:
+    """Ask the Python that runs SGLang, where and as the spec runs it; the answer, or why there is none.
+
+    ``request`` is one of :mod:`pytest_specdec.flag_probe`. Raises :class:`HostError` when the host does not answer.
+    """
+    return _Probe(host=host, spec=spec, python=python, env=env).ask(request, timeout_s=timeout_s)
+
+
 def _local_paths(host: Host, spec: ServerSpec) -> list[tuple[Literal["model-path", "draft-path"], str, str]]:
     """The models that are named by path, as the server will see them; an id is fetched, and not looked for."""
     models: list[tuple[Literal["model-path", "draft-path"], str, str | None]] = [

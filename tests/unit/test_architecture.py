@@ -15,7 +15,21 @@ PACKAGE = Path(pytest_specdec.__file__).parent
 
 LAYERS: dict[int, set[str]] = {
     0: {"errors", "host_locks", "commandline", "flags", "flag_probe", "guard", "spec", "model"},
-    1: {"stats", "metrics", "validity", "settings", "jsonfile", "workloads", "clock", "hosts", "renames"},
+    1: {
+        "stats",
+        "metrics",
+        "validity",
+        "settings",
+        "jsonfile",
+        "workloads",
+        "workload_formats",
+        "synthetic",
+        "long_context",
+        "conversation",
+        "clock",
+        "hosts",
+        "renames",
+    },
     2: {
         "baseline_store",
         "compare",
@@ -38,7 +52,7 @@ LAYERS: dict[int, set[str]] = {
         "ssh_process",
         "supervisor",
     },
-    3: {"occupancy", "server", "readiness", "stopping", "bench", "preflight"},
+    3: {"occupancy", "server", "readiness", "stopping", "bench", "preflight", "chat_template"},
     4: {
         "attach",
         "host_pool",

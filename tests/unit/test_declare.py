@@ -34,6 +34,7 @@ def settings(**changes: Any) -> Settings:
         "launches": None,
         "rounds": 5,
         "warmup": 1,
+        "chat_template": False,
         "startup_timeout_s": 600.0,
         "startup_limit_s": 3600.0,
         "lease_s": 120.0,
@@ -161,7 +162,7 @@ def test_the_gpu_host_alone_is_skipped_without_one() -> None:
     [
         ({}, {}, "no workload is declared"),
         ({"workload": "smok"}, {}, "marker specdec(workload=...): there is no workload 'smok'. Did you mean 'smoke'?"),
-        ({"workload": 3}, {}, "expected the name of a workload or the path of a .jsonl file, got 3"),
+        ({"workload": 3}, {}, "expected the name of a workload or the path of a .jsonl or .json file, got 3"),
         ({"workload": "smoke", "rounds": 0}, {}, "marker specdec(rounds=...): expected a whole number of at least 1"),
         ({"workload": "smoke"}, {"concurrency": "4"}, "parameter 'concurrency': expected a whole number"),
         ({"workload": "smoke", "waive": ["x"]}, {}, "expected names of validity rules (request-error, "),
