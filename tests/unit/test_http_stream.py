@@ -402,3 +402,47 @@ def test_no_connection_at_all_is_raised_with_the_address() -> None:
             request_timeout_s=5,
             deadline_s=5,
         )
+
+
+def test_token_ids_are_sent_in_place_of_a_text(server: FakeSGLang) -> None:
+    (got,) = load(server, [Prompt(id="s", category="c", input_ids=(5, 6, 7))])
+
+    assert got.error is None
+    assert server.seen.generate[0]["input_ids"] == [5, 6, 7]
+    assert "text" not in server.seen.generate[0]
+
+
+def test_a_further_turn_follows_the_answer_to_the_one_before(server: FakeSGLang) -> None:
+    talk = Prompt(id="talk", category="c", text="One?", turns=("|Two?", "|Three?"))
+
+    samples = load(server, [talk, PROMPT])
+
+    assert [(got.prompt_id, got.turn, got.error) for got in samples] == [
+        ("talk", 1, None),
+        ("talk", 2, None),
+        ("talk", 3, None),
+        ("p1", 1, None),
+    ]
+    answer = '"completion_tokens":9999, ' * 16
+    assert [request["text"] for request in server.seen.generate] == [
+        "One?",
+        f"One?{answer}|Two?",
+        f"One?{answer}|Two?{answer}|Three?",
+        "Hello",
+    ]
+    ends = [got.done_s for got in samples]
+    assert ends == sorted(ends), "one after the other"
+
+
+def test_after_a_failed_turn_the_others_are_not_sent(server: FakeSGLang) -> None:
+    server.by_text["One?"] = Answers(status=500, body_of_error=b"boom")
+    talk = Prompt(id="talk", category="c", text="One?", turns=("|Two?", "|Three?"))
+
+    samples = load(server, [talk])
+
+    assert [got.error for got in samples] == [
+        "HTTP 500: boom",
+        "not sent: the answer to turn 1 failed, or its whole text is not known (--stream-output)",
+        "not sent: the answer to turn 2 failed, or its whole text is not known (--stream-output)",
+    ]
+    assert len(server.seen.generate) == 1

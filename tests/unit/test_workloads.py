@@ -78,7 +78,7 @@ def test_the_built_in_sets_do_not_change_unnoticed(name: str, content_hash: str)
 @pytest.mark.parametrize("name", SIZES)
 def test_prompts_of_a_set_share_no_long_beginning(name: str) -> None:
     prompts = load_workload(name).prompts
-    begun = [(prompt.input_ids or tuple(prompt.text))[:LONGEST_SHARED_BEGINNING] for prompt in prompts]
+    begun = [(prompt.input_ids or tuple(prompt.text.encode()))[:LONGEST_SHARED_BEGINNING] for prompt in prompts]
 
     assert len(set(begun)) == len(begun)
 
