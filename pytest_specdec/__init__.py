@@ -16,6 +16,7 @@ from pytest_specdec.errors import (
     WorkloadError,
 )
 from pytest_specdec.model import (
+    ChatTemplate,
     Comparison,
     Direction,
     LaunchRecord,
@@ -32,9 +33,11 @@ from pytest_specdec.model import (
     Workload,
 )
 from pytest_specdec.spec import ServerSpec
+from pytest_specdec.workloads import load_workload, synthetic_workload
 
 __all__ = [
     "BaselineFileError",
+    "ChatTemplate",
     "Comparison",
     "Direction",
     "DisagreementError",
@@ -60,4 +63,6 @@ __all__ = [
     "Violation",
     "Workload",
     "WorkloadError",
+    "load_workload",
+    "synthetic_workload",
 ]

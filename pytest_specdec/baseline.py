@@ -39,6 +39,7 @@ class Identity:
     method_version: int | None = METHOD_VERSION
     #: Requests per second; None is a closed loop, in documents too.
     request_rate: float | None = None
+    chat_template: bool | None = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,8 +198,10 @@ _IDENTITY: Final = (
     "concurrency",
     "method_version",
 )
-#: None is a value of these: a file says nothing of them where they do not apply.
+#: None is a value of these: they do not apply.
 _MAY_NOT_APPLY: Final = ("request_rate",)
+#: In a file only where they say more than their absence does.
+_OPTIONAL: Final = ("chat_template", *_MAY_NOT_APPLY)
 #: What the program itself may not know; the rest is null in documents only.
 _MAY_BE_UNKNOWN: Final = frozenset({"model_revision", "draft", "draft_revision"})
 
@@ -219,7 +222,7 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def _identity(at: _At, source: Source) -> Identity:
-    fields = at.object(required=_IDENTITY, optional=_MAY_NOT_APPLY)
+    fields = at.object(required=_IDENTITY, optional=_OPTIONAL)
     for name, field in fields.items():
         if field.value is None and name not in (*_MAY_BE_UNKNOWN, *_MAY_NOT_APPLY) and source != "document":
             raise field.fail("a value (null is for files with provenance.source document)")
@@ -237,7 +240,17 @@ def _identity(at: _At, source: Source) -> Identity:
         concurrency=fields["concurrency"].or_none(lambda field: field.whole(1)),
         method_version=fields["method_version"].or_none(lambda field: field.whole(1)),
         request_rate=fields["request_rate"].or_none(_positive) if "request_rate" in fields else None,
+        chat_template=_templated(fields.get("chat_template"), source),
     )
+
+
+def _templated(at: _At | None, source: Source) -> bool | None:
+    return _untold(source) if at is None else at.or_none(_At.flag)
+
+
+def _untold(source: Source) -> bool | None:
+    """Whether prompts were put into a chat template, in a file that does not say: the program says when they were."""
+    return False if source == "program" else None
 
 
 def _provenance(at: _At) -> Provenance:
@@ -309,7 +322,9 @@ def _launches(at: _At) -> RoundsByLaunch:
 def to_document(baseline: Baseline) -> dict[str, Any]:
     """Return the JSON object of a baseline."""
     identity = {name: getattr(baseline.identity, name) for name in _IDENTITY}
-    identity |= {name: value for name in _MAY_NOT_APPLY if (value := getattr(baseline.identity, name)) is not None}
+    absent = {"chat_template": _untold(baseline.provenance.source)}
+    stated = {name: getattr(baseline.identity, name) for name in _OPTIONAL}
+    identity |= {name: value for name, value in stated.items() if value != absent.get(name)}
     if identity["sampling"] is not None:
         identity["sampling"] = dict(identity["sampling"])
     provenance = baseline.provenance
@@ -367,7 +382,7 @@ def check_identity(recorded: Baseline, measured: Identity) -> IdentityCheck:
     """
     by_program = recorded.provenance.source == "program"
     differing, unknown = [], []
-    for name in _IDENTITY:
+    for name in (*_IDENTITY, "chat_template"):
         before, now = getattr(recorded.identity, name), jsonfile.rounded(getattr(measured, name))
         if before is None and not by_program:
             unknown.append(name)

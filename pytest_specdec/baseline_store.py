@@ -135,12 +135,13 @@ def updated(
     environment: Mapping[str, object],
     provenance: Provenance,
     node: str,
+    never_gated: frozenset[str] = frozenset(),
 ) -> tuple[dict[Path, Baseline], tuple[Change, ...]]:
     """Return the files to write with these rounds in them, and what that changes.
 
     A metric is updated in the file where its baseline stands, else in the measurement's own file; one that an
     alias pointed to is recorded for the node itself from now on. Direction, gate, tolerance, floor and note of an
-    old entry stay: people set them.
+    old entry stay: people set them. A metric in ``never_gated`` is recorded as advisory.
     """
     by_path: dict[Path, dict[str, MetricBaseline]] = {}
     old_files = dict(lookup.baselines)
@@ -153,10 +154,11 @@ def updated(
         aliased = found is not None and found.path.parent.name not in (lookup.path.parent.name, ANY)
         path = lookup.path if found is None or aliased else found.path
         old = None if found is None else found.metric
+        gate = default_gate(name, concurrency=identity.concurrency or 1, node=node) if old is None else old.gate
         by_path.setdefault(path, {})[name] = MetricBaseline(
             direction=METRICS[name].direction,
             unit=METRICS[name].unit,
-            gate=default_gate(name, concurrency=identity.concurrency or 1, node=node) if old is None else old.gate,
+            gate=gate and name not in never_gated,
             tolerance=METRICS[name].default_tolerance if old is None else old.tolerance,
             floor=None if old is None else old.floor,
             note=None if old is None else old.note,

@@ -9,8 +9,9 @@ from typing import Final, Protocol
 
 from pytest_specdec import arrivals
 from pytest_specdec.clock import Clock
+from pytest_specdec.conversation import as_sent
 from pytest_specdec.errors import ServerRequestError
-from pytest_specdec.model import Measurement, Prompt, RequestSample, Round, Sampling
+from pytest_specdec.model import ChatTemplate, Measurement, Prompt, RequestSample, Round, Sampling
 
 #: A stream slower than this many tokens a second is given up; with a margin for queueing and the first token.
 _SLOWEST_TOK_S: Final = 1.0
@@ -73,18 +74,18 @@ def measure(
     rounds: int,
     warmup: int,
     flush: bool = True,
+    template: ChatTemplate | None = None,
     clock: Clock,
     on_round: Callable[[Round], None],
     patience_s: float = PATIENCE_S,
 ) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
-    """Run warm-up rounds, then measured rounds; return both.
+    """Run warm-up rounds, then measured rounds; return both. ``template`` is put around the prompts.
 
     The cache is flushed before every round (unless ``flush`` is off); a flush that the server refuses raises
     :class:`pytest_specdec.errors.ServerRequestError`. ``on_round`` is called as each round ends, so that it is
-    written before the next can fail. A request is given up after
-    ``patience_s`` and a second for each token.
+    written before the next can fail. A request is given up after ``patience_s`` and a second for each token.
     """
-    prompts = prompts_of_a_round(measurement)
+    prompts = as_sent(prompts_of_a_round(measurement), template)
     stream_s = measurement.output_tokens / _SLOWEST_TOK_S
     deadline_s = patience_s + stream_s * _answers_in_a_row(prompts, measurement.concurrency)
     if measurement.request_rate is not None:

@@ -29,6 +29,7 @@ def judge(
     environment: Mapping[str, object],
     node: str,
     drafting: bool,
+    never_gated: frozenset[str] = frozenset(),
     notes: Sequence[str] = (),
 ) -> Comparison:
     """Judge one measurement. ``measured`` has, for each metric, every round grouped by launch.
@@ -37,7 +38,7 @@ def judge(
     metric or one with a floor without a usable value), ``regression`` (a gated metric beyond its tolerance, or any
     floor broken: what is known to be worse stays so when another metric has no baseline), ``inconclusive``,
     ``no-baseline`` (a gated metric found in no file, or without samples and floor), ``improvement`` (of a gated
-    metric), ``pass``.
+    metric), ``pass``. Metrics in ``never_gated`` are advisory whatever a file says.
     """
     broken = list(violations)
     said = list(notes)
@@ -55,10 +56,11 @@ def judge(
         if check.unknown:
             said.append(f"not known, so not compared with {path.name}: {', '.join(check.unknown)}")
     concurrency = identity.concurrency or 1
+    gated = {name for name in METRICS if _gates(name, lookup, concurrency, node, drafting)} - never_gated
     rows = [
-        _judge_metric(name, measured.get(name), lookup, gate=_gates(name, lookup, concurrency, node, drafting))
+        _judge_metric(name, measured.get(name), lookup, gate=name in gated)
         for name in METRICS
-        if name in measured or name in lookup.metrics or _gates(name, lookup, concurrency, node, drafting)
+        if name in measured or name in lookup.metrics or name in gated
     ]
     broken += [Violation(rule="metric-missing", reason=row.reason) for row in rows if row.verdict is Verdict.INVALID]
     if not any(row.gated or row.floor is not None for row in rows):

@@ -17,6 +17,7 @@ from pytest_specdec.errors import UserInputError
 from pytest_specdec.model import Measurement, Sampling, Workload
 from pytest_specdec.plan import PlannedTest
 from pytest_specdec.spec import ServerSpec
+from pytest_specdec.workload_formats import ENDINGS
 from pytest_specdec.workloads import load_workload
 
 #: What the marker takes; the first four are read from parameters of the same name as well.
@@ -26,6 +27,7 @@ MARKER_FIELDS: Final = (
     "output_tokens",
     "request_rate",
     "sampling",
+    "chat_template",
     "rounds",
     "warmup",
     "waive",
@@ -73,7 +75,7 @@ def resolve(declaration: Declaration, settings: s.Settings) -> PlannedTest | Ski
             f"{declaration.nodeid}: sglang_server takes a ServerSpec, got {type(spec).__name__} {spec!r}"
             + ("" if "sglang_server" in declaration.params else "; is indirect=True missing?")
         )
-    measurement_fields = said.measurement_fields() if "specdec_benchmark" in declaration.fixtures else None
+    measurement_fields = said.measurement_fields(settings) if "specdec_benchmark" in declaration.fixtures else None
     rounds, warmup = said.whole("rounds", 1, settings.rounds), said.whole("warmup", 0, settings.warmup)
     waived = said.waived()
     if "gpu_host" in declaration.fixtures and settings.gpu_hosts is None:
@@ -95,12 +97,12 @@ def resolve(declaration: Declaration, settings: s.Settings) -> PlannedTest | Ski
 _NEEDS_GPU_HOST: Final = "needs a GPU host: give --gpu-host for this machine, or --gpu-host=[user@]host for another one"
 
 
-def keys(declaration: Declaration) -> frozenset[str]:
+def keys(declaration: Declaration, settings: s.Settings) -> frozenset[str]:
     """Return the baseline keys that a test looks at, in whatever form its spec is measured; raises as `resolve`."""
     spec = declaration.params.get("sglang_server")
     if not isinstance(spec, ServerSpec) or "specdec_benchmark" not in declaration.fixtures:
         return frozenset()
-    fields = _Said(declaration).measurement_fields()
+    fields = _Said(declaration).measurement_fields(settings)
     forms = (spec, spec.standin())
     return frozenset(Measurement(spec=form, **fields).key for form in forms if form is not None)
 
@@ -152,13 +154,14 @@ class _Said:
         fields = ", ".join(MARKER_FIELDS)
         return f"{self._declaration.nodeid}: the specdec marker has no field {name!r}: {hint}it takes {fields}"
 
-    def measurement_fields(self) -> dict[str, Any]:
+    def measurement_fields(self, settings: s.Settings) -> dict[str, Any]:
         """The fields of the measurement, apart from its spec."""
         workload, request_rate = self._workload(), self._request_rate()
         # An open loop without a cap has one that is never reached.
         concurrency = 1 if request_rate is None else len(workload.prompts)
         return {
             "workload": workload,
+            "chat_template": self._chat_template(workload, settings),
             "concurrency": self.whole("concurrency", 1, concurrency),
             "request_rate": request_rate,
             "output_tokens": self.whole("output_tokens", 2, 512),
@@ -173,6 +176,25 @@ class _Said:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self._refuse(where, f"a whole number of at least {least}", value)
         return value
+
+    def _chat_template(self, workload: Workload, settings: s.Settings) -> bool:
+        """Whether the prompts are put into the model's chat template. The setting is for what can be put into one."""
+        if "chat_template" in self._fields:
+            value, where = self._fields["chat_template"]
+            if not isinstance(value, bool):
+                raise self._refuse(where, "True or False", value)
+        else:
+            value, where = settings.chat_template and not workload.synthetic, settings.where.get("chat_template", "")
+        if value and workload.synthetic:
+            raise self._refuse(where, f"False for workload {workload.name!r}, which has token ids for text", value)
+        if value and settings.url is not None:
+            raise self._refuse(
+                where,
+                "False with --specdec-url: a template is rendered by the Python that runs SGLang, which can't be "
+                "reached over HTTP",
+                value,
+            )
+        return bool(value)
 
     def waived(self) -> frozenset[str]:
         """The names of the validity rules that the test waives."""
@@ -203,9 +225,9 @@ class _Said:
         if isinstance(value, Workload):
             return value
         if not isinstance(value, (str, Path)):
-            raise self._refuse(where, "the name of a workload or the path of a .jsonl file", value)
+            raise self._refuse(where, "the name of a workload or the path of a .jsonl or .json file", value)
         name = str(value)
-        if name.endswith(".jsonl"):
+        if name.endswith(ENDINGS):
             name = str(self._declaration.path.parent / name)
         try:
             return _load_workload_once(name)

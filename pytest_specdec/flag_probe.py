@@ -1,10 +1,11 @@
 """A script, not a module: the Python that runs SGLang is given its text with ``-c`` and a request as JSON.
 
 It runs under the launch's own launcher and environment, in a container too, and needs nothing but the standard
-library. Two questions:
+library. Three questions:
 
 - ``look``: which SGLang is installed, and what lies at some paths. Imports nothing of SGLang: a tenth of a second.
 - ``parse``: SGLang's own argument parser as a table, and what it says to some words. Imports SGLang: ten seconds.
+- ``render``: what a model's chat template makes of some conversations. Imports transformers: a few seconds.
 
 The answer is one line of JSON behind ``MARK``; whatever else is printed is SGLang's.
 """
@@ -20,6 +21,7 @@ import importlib.util
 import json
 import os
 import sys
+from typing import Any
 
 MARK = "SPECDEC-PROBE "
 
@@ -28,6 +30,8 @@ def main(request: dict[str, object]) -> dict[str, object]:
     """Answer one request."""
     if request["ask"] == "look":
         return look(list(request["paths"]))  # type: ignore[call-overload]
+    if request["ask"] == "render":
+        return render(request)
     return parse(list(request["words"]))  # type: ignore[call-overload]
 
 
@@ -144,6 +148,39 @@ def algorithms() -> list[str] | None:
         registry = importlib.import_module("sglang.srt.speculative.spec_registry")
         names |= set(registry._REGISTRY)  # noqa: SLF001  # there is no public list
     return sorted(names | {"NEXTN"})  # an alias in every version
+
+
+def render(request: dict[str, object]) -> dict[str, object]:
+    """Render ``conversations`` with the tokenizer of ``model`` as one begins an answer to them.
+
+    A beginning-of-text token that the tokenizer adds by itself is left out of the text, where it would be there
+    twice. ``error`` says why there is no rendering, or that the text is not read back as the same tokens.
+    """
+    auto = importlib.import_module("transformers").AutoTokenizer
+    try:
+        tokenizer = auto.from_pretrained(
+            request["model"], revision=request["revision"], trust_remote_code=bool(request["trust_remote_code"])
+        )
+    except Exception as error:  # noqa: BLE001  # tokenizers are other people's code, and may raise anything
+        return {"error": f"its tokenizer can't be loaded: {type(error).__name__}: {error}"}
+    if not getattr(tokenizer, "chat_template", None):
+        return {"error": "its tokenizer has no chat template"}
+    try:
+        rendered = [as_text(tokenizer, messages) for messages in list(request["conversations"])]  # type: ignore[call-overload]
+    except Exception as error:  # noqa: BLE001  # so are templates
+        return {"error": f"its chat template can't be rendered: {type(error).__name__}: {error}"}
+    if None in rendered:
+        return {"error": "its tokenizer adds other special tokens to a text than its chat template has"}
+    return {"error": None, "rendered": rendered}
+
+
+def as_text(tokenizer: Any, messages: list[dict[str, str]]) -> str | None:  # noqa: ANN401  # transformers' class
+    """Return the text that a server reads as the tokens of the rendered conversation; None when there is none."""
+    whole: str = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    wanted = list(tokenizer(whole, add_special_tokens=False)["input_ids"])
+    begin = getattr(tokenizer, "bos_token", None) or ""
+    shorter = whole.removeprefix(begin)
+    return next((text for text in (whole, shorter) if list(tokenizer(text)["input_ids"]) == wanted), None)
 
 
 if __name__ == "__main__":

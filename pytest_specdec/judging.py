@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pytest_specdec import attach, compare, engine_env, metrics, results, validity
 from pytest_specdec.baseline import Baseline, Identity, Provenance, write_baseline
@@ -18,6 +18,13 @@ from pytest_specdec.model import Comparison, LaunchRounds, Measurement, RoundsBy
 from pytest_specdec.results import BenchmarkResult
 from pytest_specdec.serving import SIMULATED_ACCEPTANCE, Serving
 from pytest_specdec.settings import Settings
+
+#: On prompts that mean nothing these say nothing about a drafter.
+_ACCEPTANCE: Final = frozenset({"accept_length", "accept_length_sglang"})
+_SYNTHETIC: Final = (
+    "the prompts are synthetic token ids: acceptance on them says nothing about a drafter, so accept_length is "
+    "advisory, and decode_tok_s of a drafting server is no more than a number for this very workload"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +73,8 @@ class Judging:
         applied = [violation for violation in found if violation.rule not in waived]
         notes = [note for launch in launches for note in attach.notes(launch.launch)]
         notes += [f"waived {violation.rule}: {violation.reason}" for violation in found if violation.rule in waived]
+        if measurement.workload.synthetic:
+            notes.append(_SYNTHETIC)
         identity = _identity(measurement)
         environment = _environment(launches)
         comparison = compare.judge(
@@ -76,6 +85,7 @@ class Judging:
             environment=environment,
             node=self._serving.node.slug,
             drafting=launches[-1].launch.drafting,
+            never_gated=_never_gated(measurement),
             notes=notes,
         )
         simulated = any(violation.rule == "simulated-acceptance" for violation in found)
@@ -88,6 +98,7 @@ class Judging:
             node=self._serving.node.slug,
             launches=tuple(launches),
             metrics={name: results.summarise(name, rows) for name, rows in values.items() if any(rows)},
+            by_category=results.by_category(launches),
             accept_histogram=metrics.accept_histogram(tuple(done for launch in launches for done in launch.rounds)),
             comparison=comparison,
         )
@@ -126,6 +137,7 @@ class Judging:
             environment=environment,
             provenance=provenance,
             node=self._serving.node.slug,
+            never_gated=_never_gated(measurement),
         )
         loosened = [change for change in changes if change.loosened]
         if loosened and not self._settings.allow_loosening:
@@ -182,6 +194,10 @@ def _noted(comparison: Comparison, note: str) -> Comparison:
     return dataclasses.replace(comparison, notes=(*comparison.notes, note))
 
 
+def _never_gated(measurement: Measurement) -> frozenset[str]:
+    return _ACCEPTANCE if measurement.workload.synthetic else frozenset()
+
+
 def _violations(measurement: Measurement, launches: Sequence[LaunchRounds]) -> list[Violation]:
     """Return what each launch breaks, each rule once."""
     found: dict[str, Violation] = {}
@@ -193,6 +209,7 @@ def _violations(measurement: Measurement, launches: Sequence[LaunchRounds]) -> l
             rounds=launch.rounds,
             drafting=launch.launch.drafting,
             cache_flushed=launch.launch.cache_flushed,
+            template=launch.template,
             simulated_acceptance=simulated[0] if simulated else None,
         )
         for violation in validity.violations(run):
@@ -214,13 +231,15 @@ def _identity(measurement: Measurement) -> Identity:
         output_tokens=measurement.output_tokens,
         concurrency=measurement.concurrency,
         request_rate=measurement.request_rate,
+        chat_template=measurement.chat_template,
     )
 
 
 def _environment(launches: Sequence[LaunchRounds]) -> dict[str, Any]:
     """Return the environment of the last launch, flat: facts, and effective arguments as ``args.<name>``."""
-    launch = launches[-1].launch
+    launch, template = launches[-1].launch, launches[-1].template
     return {
+        **({} if template is None else {"chat_template_hash": template.short_hash}),
         "sglang_version": launch.sglang_version,
         "spec_hash": launch.spec_hash,
         "command": launch.command,

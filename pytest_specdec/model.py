@@ -80,16 +80,40 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A fixed set of prompts. ``content_hash`` (hex) covers ids, categories and texts, in order."""
+    """A fixed set of prompts. ``content_hash`` (hex) covers ids, categories, texts and turns, in order."""
 
     name: str
     prompts: tuple[Prompt, ...]
     content_hash: str
 
+    @property
+    def synthetic(self) -> bool:
+        """Whether its prompts are token ids that mean nothing: acceptance on them says nothing either."""
+        return any(prompt.input_ids is not None for prompt in self.prompts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTemplate:
+    """A model's chat template, cut into what stands around the words of a conversation.
+
+    A conversation is ``before``, what the user says, ``after_user``, the answer, ``after_answer``, what the user
+    says next, ``after_user``, and so on. ``after_answer`` is None for a template that takes single turns only.
+    """
+
+    before: str
+    after_user: str
+    after_answer: str | None
+
+    @property
+    def short_hash(self) -> str:
+        """Twelve hex digits of the content."""
+        content = json.dumps([self.before, self.after_user, self.after_answer])
+        return hashlib.sha256(content.encode()).hexdigest()[:12]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What is measured: server spec x workload x concurrency x output tokens x sampling, closed or open loop.
+    """What is measured: server spec x workload x concurrency x output tokens x sampling x chat template or not.
 
     With a ``request_rate`` (requests/s) the loop is open: requests are sent at set times, and ``concurrency`` caps
     how many run at once.
@@ -101,13 +125,19 @@ class Measurement:
     output_tokens: int = 512
     sampling: Sampling = field(default_factory=Sampling)
     request_rate: float | None = None
+    chat_template: bool = False
 
     @property
     def key(self) -> str:
-        """The file stem of its baseline: ``<server>--<workload>--c<n>--o<output tokens>[--r<rate>][--<hash>]``."""
+        """The file stem of its baseline.
+
+        ``<server>--<workload>--c<n>--o<output tokens>[--r<requests/s>][--templated][--<hash of the sampling>]``
+        """
         parts = [self.spec.name, self.workload.name, f"c{self.concurrency}", f"o{self.output_tokens}"]
         if self.request_rate is not None:
             parts.append(f"r{self.request_rate!r}".removesuffix(".0"))
+        if self.chat_template:
+            parts.append("templated")
         if self.sampling.short_hash:
             parts.append(self.sampling.short_hash)
         return "--".join(parts)
@@ -203,11 +233,15 @@ class LaunchRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRounds:
-    """The measured rounds that one launch gave one measurement (warm-up rounds kept apart)."""
+    """The measured rounds that one launch gave one measurement (warm-up rounds kept apart).
+
+    ``template`` is what stood around the prompts, None where they were sent as they are.
+    """
 
     launch: LaunchRecord
     warmup: tuple[Round, ...]
     rounds: tuple[Round, ...]
+    template: ChatTemplate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

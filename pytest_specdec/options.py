@@ -208,6 +208,14 @@ TABLE: Final[tuple[Option, ...]] = (
         "(pytest-specdec baselines).",
     ),
     Option(
+        name="chat_template",
+        flag="",
+        parse=s.flag,
+        default=False,
+        cli=False,
+        help="Put prompts into the model's chat template where the marker does not say (default: false, raw text).",
+    ),
+    Option(
         name="inconclusive",
         flag="",
         parse=s.one_of("fail", "warn"),
@@ -308,6 +316,7 @@ def load_settings(config: pytest.Config, environ: Mapping[str, str] | None = Non
         launches=values["launches"],
         rounds=values["rounds"],
         warmup=values["warmup"],
+        chat_template=values["chat_template"],
         startup_timeout_s=values["startup_timeout"],
         startup_limit_s=values["startup_limit"],
         lease_s=values["lease"],

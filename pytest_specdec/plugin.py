@@ -101,8 +101,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
     config.addinivalue_line(
         "markers",
-        "specdec(workload, concurrency=1, output_tokens=512, request_rate=None, sampling=None, rounds=None, "
-        "warmup=None, waive=()): "
+        "specdec(workload, concurrency=1, output_tokens=512, request_rate=None, sampling=None, "
+        "chat_template=False, rounds=None, warmup=None, waive=()): "
         "what specdec_benchmark measures on the test's server.",
     )
     config.pluginmanager.register(_Outcomes(config), "specdec-outcomes")

@@ -164,6 +164,22 @@ def check(
     return Preflight(spec=spec, notices=notices, problems=tuple(problems), sglang_version=version)
 
 
+def ask_engine(
+    host: Host,
+    spec: ServerSpec,
+    *,
+    python: str | None,
+    env: Mapping[str, str],
+    request: Mapping[str, object],
+    timeout_s: float,
+) -> dict[str, Any] | str:
+    """Ask the Python that runs SGLang, where and as the spec runs it; the answer, or why there is none.
+
+    ``request`` is one of :mod:`pytest_specdec.flag_probe`. Raises :class:`HostError` when the host does not answer.
+    """
+    return _Probe(host=host, spec=spec, python=python, env=env).ask(request, timeout_s=timeout_s)
+
+
 def _address_notices(spec: ServerSpec) -> tuple[str, ...]:
     """Say that an address of a pasted line is not used."""
     if not spec.left_out:

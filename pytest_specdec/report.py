@@ -54,7 +54,8 @@ def _row(entry: Mapping[str, Any]) -> list[str]:
     for key, _ in _COLUMNS:
         if key == "workload":
             rate = at_rate(entry.get("request_rate"))
-            cells.append(f"{entry['workload']} c{entry['concurrency']} o{entry['output_tokens']}{rate}")
+            templated = " templated" if entry.get("chat_template") else ""
+            cells.append(f"{entry['workload']} c{entry['concurrency']} o{entry['output_tokens']}{rate}{templated}")
         elif key in ("server", "verdict"):
             cells.append(str(entry[key]))
         else:
@@ -65,13 +66,27 @@ def _row(entry: Mapping[str, Any]) -> list[str]:
     return cells
 
 
+def _category_rows(entry: Mapping[str, Any]) -> list[list[str]]:
+    """One row a class of task, where there is more than one: a mean of prose and code is neither's."""
+    categories: Sequence[Mapping[str, Any]] = entry.get("categories", ())
+    if len(categories) < 2:
+        return []
+    return [["", f"  {category['category']}", *_figures(category)] for category in categories]
+
+
+def _figures(category: Mapping[str, Any]) -> list[str]:
+    return [number(category["metrics"][key]["value"]) if key in category["metrics"] else "" for key, _ in _COLUMNS[2:]]
+
+
 def table_lines(document: Document) -> list[str]:
-    """One line a measurement, with changes against the baseline in parentheses."""
+    """One line a measurement, with changes against the baseline in parentheses, and one for each class of task."""
     entries: Sequence[Mapping[str, Any]] = document["measurements"]
     if not entries:
         return []
     header = [title for _, title in _COLUMNS]
-    rows = [header, *(_row(entry) for entry in entries)]
+    rows = [header]
+    for entry in entries:
+        rows += [_row(entry), *_category_rows(entry)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     text_columns = {0, 1, len(header) - 1}
     lines = []

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from pytest_specdec.model import (
     LaunchRounds,
     Measurement,
     MetricVerdict,
+    RequestSample,
     Round,
     RoundsByLaunch,
     Verdict,
@@ -65,8 +66,23 @@ def summarise(name: str, launches: RoundsByLaunch) -> MetricSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CategoryResult:
+    """What one class of task in a workload came to; ``requests`` is their number in all rounds.
+
+    Metrics are those of single streams: ``decode_tok_s``, ``accept_length`` and ``verify_rate``.
+    """
+
+    category: str
+    requests: int
+    metrics: Mapping[str, MetricSummary]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkResult:
-    """The stored result of one measurement: every metric, every round, and the verdict."""
+    """The stored result of one measurement: every metric, every round, and the verdict.
+
+    ``by_category`` has an entry for each class of task in the workload, for its own acceptance and speed.
+    """
 
     measurement: Measurement
     node: str
@@ -74,6 +90,7 @@ class BenchmarkResult:
     metrics: Mapping[str, MetricSummary]
     accept_histogram: tuple[int, ...] | None
     comparison: Comparison
+    by_category: Mapping[str, CategoryResult] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Verdict:
@@ -119,9 +136,45 @@ class BenchmarkResult:
         return self["e2e_ms"]
 
     def output_ids(self) -> dict[str, tuple[int, ...]]:
-        """Output token ids by prompt, of the first measured round."""
+        """Output token ids by prompt, of the first measured round; of a further turn by ``<prompt> turn <n>``."""
         first = self.launches[0].rounds[0]
-        return {sample.prompt_id: sample.output_ids for sample in first.requests}
+        return {_answer_name(sample): sample.output_ids for sample in first.requests}
+
+
+def _answer_name(sample: RequestSample) -> str:
+    return sample.prompt_id if sample.turn == 1 else f"{sample.prompt_id} turn {sample.turn}"
+
+
+_OF_A_STREAM: Final = ("decode_tok_s", "accept_length", "verify_rate")
+
+
+def by_category(launches: Sequence[LaunchRounds]) -> dict[str, CategoryResult]:
+    """Return what each class of task came to, in the order of the prompts.
+
+    A round's value is that of the category's requests alone: median decode speed, pooled acceptance. How many other
+    streams ran beside them is the measurement's concurrency, whatever their category.
+    """
+    names = dict.fromkeys(s.category for launch in launches for done in launch.rounds for s in done.requests)
+    return {name: _category(name, launches) for name in names}
+
+
+def _category(name: str, launches: Sequence[LaunchRounds]) -> CategoryResult:
+    parts = [
+        dataclasses.replace(
+            launch,
+            rounds=tuple(
+                dataclasses.replace(done, requests=tuple(s for s in done.requests if s.category == name))
+                for done in launch.rounds
+            ),
+        )
+        for launch in launches
+    ]
+    values = rounds_by_launch(parts, 1)
+    return CategoryResult(
+        category=name,
+        requests=sum(len(done.requests) for launch in parts for done in launch.rounds),
+        metrics={metric: summarise(metric, values[metric]) for metric in _OF_A_STREAM if any(values.get(metric, ()))},
+    )
 
 
 def rounds_by_launch(launches: Sequence[LaunchRounds], concurrency: int) -> dict[str, RoundsByLaunch]:
@@ -148,6 +201,7 @@ def to_json(result: BenchmarkResult) -> dict[str, Any]:
         "request_rate": result.measurement.request_rate,
         "output_tokens": result.measurement.output_tokens,
         "sampling": result.measurement.sampling.identity(),
+        "chat_template": result.measurement.chat_template,
         "node": result.node,
         "verdict": str(comparison.verdict),
         "violations": [dataclasses.asdict(violation) for violation in comparison.violations],
@@ -156,6 +210,7 @@ def to_json(result: BenchmarkResult) -> dict[str, Any]:
         "notes": list(comparison.notes),
         "accept_histogram": None if result.accept_histogram is None else list(result.accept_histogram),
         "metrics": {name: _metric_json(summary) for name, summary in sorted(result.metrics.items())},
+        "categories": [_category_json(category) for category in result.by_category.values()],
         "judged": [_verdict_json(judged) for judged in comparison.metrics],
         "split": None
         if comparison.split is None
@@ -174,6 +229,14 @@ def _metric_json(summary: MetricSummary) -> dict[str, Any]:
         "high": summary.high,
         "spread": summary.spread,
         "rounds_by_launch": [list(launch) for launch in summary.launches],
+    }
+
+
+def _category_json(category: CategoryResult) -> dict[str, Any]:
+    return {
+        "category": category.category,
+        "requests": category.requests,
+        "metrics": {name: _metric_json(summary) for name, summary in category.metrics.items()},
     }
 
 

@@ -12,14 +12,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_specdec import attach, bench, engine_env, fingerprint, gpus, metrics, preflight, server
+from pytest_specdec import attach, bench, chat_template, engine_env, fingerprint, gpus, metrics, preflight, server
 from pytest_specdec.client import ServerClient
 from pytest_specdec.clock import Clock, SystemClock
 from pytest_specdec.errors import DisagreementError, HostError, InfrastructureError, LaunchError
 from pytest_specdec.host_pool import HostPool, Seat
 from pytest_specdec.hosts import Host, LocalHost, PythonFound, find_python
 from pytest_specdec.launch_history import LaunchHistory, PastLaunch
-from pytest_specdec.model import LaunchRecord, LaunchRounds, Round
+from pytest_specdec.model import ChatTemplate, LaunchRecord, LaunchRounds, Round
 from pytest_specdec.plan import PlannedMeasurement
 from pytest_specdec.pool import Served
 from pytest_specdec.preflight import Preflight
@@ -49,6 +49,7 @@ class Serving:
         self._hosts = HostPool(settings, first=worker, clock=self._clock, notify=notify)
         self._pythons: dict[str | None, PythonFound] = {}
         self._told: set[str] = set()
+        self._templates: dict[str, ChatTemplate] = {}
         self.failures: list[dict[str, Any]] = []
         self._started = dt.datetime.now(dt.timezone.utc)
 
@@ -270,6 +271,7 @@ class Serving:
         assert isinstance(served, (ServedHere, ServedThere))
         measurement = planned.measurement
         concurrency = measurement.concurrency
+        template = self._template(measurement.spec) if measurement.chat_template else None
 
         def on_round(done: Round) -> None:
             self._recorder.round_done(measurement, served.record, done)
@@ -288,10 +290,23 @@ class Serving:
                 rounds=planned.rounds,
                 warmup=planned.warmup,
                 flush=served.record.cache_flushed,
+                template=template,
                 clock=self._clock,
                 on_round=on_round,
             )
-        return LaunchRounds(launch=served.record, warmup=warmup, rounds=rounds)
+        return LaunchRounds(launch=served.record, warmup=warmup, rounds=rounds, template=template)
+
+    def _template(self, spec: ServerSpec) -> ChatTemplate:
+        """The chat template of a spec's model, asked for once. Raises :class:`HostError` when it can't be used."""
+        if spec.content_hash not in self._templates:
+            found = self.python(spec)
+            self._templates[spec.content_hash] = chat_template.chat_template(
+                self.host,
+                self._with_models(spec, found),
+                python=None if found is None else found.path,
+                env=server.environment(self.host, spec, self._engine_env(spec)),
+            )
+        return self._templates[spec.content_hash]
 
     def header(self) -> dict[str, Any]:
         """Return what the results document says about the whole run."""

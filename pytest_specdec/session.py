@@ -167,7 +167,7 @@ class SpecdecSession:
         )
         try:
             if self.settings.baseline_files is not None:
-                self._declared_keys |= declare.keys(declaration)
+                self._declared_keys |= declare.keys(declaration, self.settings)
             planned = declare.resolve(declaration, self.settings)
         except UserInputError as error:
             raise pytest.UsageError(str(error)) from None

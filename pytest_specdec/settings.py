@@ -195,6 +195,7 @@ class Settings:
     launches: int | None
     rounds: int
     warmup: int
+    chat_template: bool
     startup_timeout_s: float
     startup_limit_s: float
     lease_s: float

@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Final
 
 from pytest_specdec import stats
-from pytest_specdec.model import Measurement, RequestSample, Round, Violation
+from pytest_specdec.conversation import as_sent
+from pytest_specdec.model import ChatTemplate, Measurement, RequestSample, Round, Violation
 
 #: At most this far from 1.0, nothing was accepted. An absolute bound: near 1.0 a percentage means nothing.
 _NOTHING_ACCEPTED: Final = 0.005
@@ -31,6 +32,7 @@ class Run:
     rounds: Sequence[Round]
     drafting: bool
     cache_flushed: bool = True
+    template: ChatTemplate | None = None
     simulated_acceptance: str | None = None
 
     def samples(self) -> Iterator[RequestSample]:
@@ -91,10 +93,10 @@ def _cached_tokens(run: Run) -> str | None:
     """Compare with what a round's own prompts share.
 
     A token stands for at least one byte, so a prompt can find no more tokens cached than the bytes it shares
-    with the beginning of another prompt; one that begins with the whole of another can also find that one's
-    output. A prompt that is sent twice may find all of itself. Of the requests sent first, as many as run
-    beside each other, one comes before any other and finds nothing. Where the cache was left as it was on purpose,
-    there is nothing to compare with.
+    with the beginning of another prompt, a chat template's included; one that begins with the whole of another can
+    also find that one's output. A prompt that is sent twice may find all of itself, and a further turn the request
+    before it and its answer. Of the requests sent first, as many as run beside each other, one comes before any
+    other and finds nothing. Where the cache was left as it was on purpose, there is nothing to compare with.
     """
     if not run.cache_flushed:
         return None
@@ -108,8 +110,12 @@ def _cached_tokens(run: Run) -> str | None:
                 "cached after a flush: something else uses the server"
             )
         copied = {sample.prompt_id.partition("#")[0] for sample in answered if "#" in sample.prompt_id}
+        earlier = {(sample.prompt_id, sample.turn): sample for sample in answered}
         for sample in answered:
             most = allowed.get(sample.prompt_id)
+            before = earlier.get((sample.prompt_id, sample.turn - 1))
+            if before is not None and "#" not in sample.prompt_id:
+                most = before.prompt_tokens + before.completion_tokens + _CACHED_ALLOWANCE
             if most is not None and sample.prompt_id not in copied and sample.cached_tokens > most:
                 return (
                     f"round {done.index + 1}: {sample.prompt_id} found {sample.cached_tokens} of its "
@@ -121,7 +127,8 @@ def _cached_tokens(run: Run) -> str | None:
 
 def _cached_allowances(run: Run) -> dict[str, int]:
     """The most tokens that each prompt can find cached when every prompt is sent once."""
-    texts = sorted((prompt.text.encode(), prompt.id) for prompt in run.measurement.workload.prompts)
+    sent = as_sent(run.measurement.workload.prompts, run.template)
+    texts = sorted((prompt.input_ids or tuple(prompt.text.encode()), prompt.id) for prompt in sent)
     most = dict.fromkeys((prompt_id for _, prompt_id in texts), 0)
     # In sorted order the longest common beginning is with a neighbour, and a text follows those it begins with.
     for (one, one_id), (other, other_id) in pairwise(texts):
@@ -129,9 +136,9 @@ def _cached_allowances(run: Run) -> dict[str, int]:
         shared = next(unequal, min(len(one), len(other)))
         most[one_id] = max(most[one_id], shared)
         most[other_id] = max(most[other_id], shared)
-    begun: list[bytes] = []
+    begun: list[tuple[int, ...]] = []
     for text, prompt_id in texts:
-        while begun and not text.startswith(begun[-1]):
+        while begun and text[: len(begun[-1])] != begun[-1]:
             begun.pop()
         if begun:
             most[prompt_id] = max(most[prompt_id], len(begun[-1]) + run.measurement.output_tokens)

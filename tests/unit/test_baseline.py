@@ -347,8 +347,9 @@ def test_the_schema_is_itself_valid_and_names_the_keys_that_the_program_writes()
     document = to_document(read_baseline(VERSION_1))
 
     assert set(document) == set(SCHEMA["properties"])
-    # What a closed loop leaves out.
-    assert set(document["identity"]) | {"request_rate"} == set(SCHEMA["properties"]["identity"]["properties"])
+    # What a closed loop of raw text leaves out.
+    optional = {"request_rate", "chat_template"}
+    assert set(document["identity"]) | optional == set(SCHEMA["properties"]["identity"]["properties"])
     assert {*document["provenance"], "note"} == set(SCHEMA["properties"]["provenance"]["properties"])
     assert set(document["metrics"]["decode_tok_s"]) == set(SCHEMA["$defs"]["metric"]["properties"])
 
@@ -425,6 +426,30 @@ def test_what_a_document_does_not_know_is_listed_and_not_compared() -> None:
         "sampling",
         "method_version",
     )
+
+
+def test_a_file_that_does_not_say_was_recorded_without_a_chat_template_by_the_program() -> None:
+    recorded = read_baseline(VERSION_1)
+    templated = dataclasses.replace(recorded.identity, chat_template=True)
+
+    assert check_identity(recorded, templated).differing == (("chat_template", False, True),)
+    document = dataclasses.replace(
+        recorded,
+        identity=dataclasses.replace(recorded.identity, chat_template=None),
+        provenance=dataclasses.replace(recorded.provenance, source="document"),
+    )
+    assert "chat_template" in check_identity(document, templated).unknown
+    assert "chat_template" not in to_document(document)["identity"]
+
+
+def test_that_a_chat_template_was_used_is_written_and_read(tmp_path: Path) -> None:
+    recorded = read_baseline(VERSION_1)
+    templated = dataclasses.replace(recorded, identity=dataclasses.replace(recorded.identity, chat_template=True))
+
+    write_baseline(tmp_path / "a.json", templated)
+
+    assert read_baseline(tmp_path / "a.json").identity == templated.identity
+    jsonschema.validate(json.loads((tmp_path / "a.json").read_text()), SCHEMA)
 
 
 def test_no_draft_in_a_file_of_the_program_means_that_there_was_none() -> None:

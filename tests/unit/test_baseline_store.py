@@ -291,3 +291,22 @@ def test_the_first_contract_is_a_floor_without_samples_for_every_edition_of_the_
         assert (identity.model, identity.workload_hash, identity.sampling, identity.method_version) == (None,) * 4
 
     assert not BaselineStore(COMMITTED, "8x-h200").lookup("kimi-k2.5-int4--chat--c1--o512").files
+
+
+def test_a_metric_that_can_mean_nothing_is_recorded_as_advisory(tmp_path: Path) -> None:
+    update(tmp_path, {"accept_length": ((2.0,),)})
+    old = read_baseline(tmp_path / NODE / f"{KEY}.json")
+    assert old.metrics["accept_length"].gate
+
+    files, _ = updated(
+        BaselineStore(tmp_path, NODE).lookup(KEY),
+        {"accept_length": ((2.0,),)},
+        identity=IDENTITY,
+        environment={},
+        provenance=PROVENANCE,
+        node=NODE,
+        never_gated=frozenset({"accept_length"}),
+    )
+
+    (recorded,) = files.values()
+    assert not recorded.metrics["accept_length"].gate

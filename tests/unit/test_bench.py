@@ -11,7 +11,7 @@ from pytest_specdec.client import ServerClient
 from pytest_specdec.clock import SystemClock
 from pytest_specdec.errors import ServerRequestError
 from pytest_specdec.metrics import round_metrics
-from pytest_specdec.model import Prompt, RequestSample, Round, Sampling
+from pytest_specdec.model import ChatTemplate, Prompt, RequestSample, Round, Sampling
 from tests.fakes.host import FakeClock
 from tests.fakes.samples import measurement, sample
 from tests.fakes.sglang_server import FakeSGLang
@@ -26,6 +26,7 @@ class FakeServer:
         self.asked: list[str] = []
         self.loads: list[dict[str, object]] = []
         self.error: str | None = None
+        self.sent: tuple[Prompt, ...] = ()
 
     def flush_cache(self) -> None:
         self.asked.append("flush")
@@ -45,6 +46,7 @@ class FakeServer:
         request_rate: float | None = None,
     ) -> tuple[float, tuple[RequestSample, ...]]:
         self.asked.append("load")
+        self.sent = tuple(prompts)
         self.loads.append(
             {
                 "prompts": [prompt.id for prompt in prompts],
@@ -211,3 +213,28 @@ def test_a_server_whose_flush_fails_is_not_measured() -> None:
             )
 
     assert server.seen.generate == []
+
+
+def test_a_template_is_put_around_every_prompt_and_turns_take_their_time() -> None:
+    clock = FakeClock()
+    server = FakeServer(clock)
+    talk = Prompt(id="talk", category="c", text="One?", turns=("Two?",))
+    asked = measurement("other", concurrency=2, output_tokens=64)
+    workload = dataclasses.replace(asked.workload, prompts=(talk, *asked.workload.prompts))
+
+    bench.measure(
+        server,
+        dataclasses.replace(asked, workload=workload, chat_template=True),
+        rounds=1,
+        warmup=0,
+        template=ChatTemplate(before="<u>", after_user="</u>", after_answer="</a><u>"),
+        clock=clock,
+        on_round=lambda _: None,
+    )
+
+    assert server.sent == (
+        dataclasses.replace(talk, text="<u>One?</u>", turns=("</a><u>Two?</u>",)),
+        Prompt(id="p1", category="c", text="<u>other</u>"),
+    )
+    # Three answers on two slots take two rows, and one more where the last to begin is the conversation.
+    assert server.loads[0]["deadline_s"] == 120 + 3 * 64

@@ -656,3 +656,13 @@ def test_the_whole_life_of_a_baseline(tmp_path: Path) -> None:
     assert read_baseline(path).metrics["decode_tok_s"].floor == 99.0
     assert measure(110.0).verdict is Verdict.PASS
     assert measure(100.0).verdict is Verdict.REGRESSION
+
+
+def test_a_metric_that_can_mean_nothing_never_gates_whatever_the_file_says() -> None:
+    worse: dict[str, RoundsByLaunch] = {"accept_length": ((1.2,),)}
+
+    found = judge(worse, never_gated=frozenset({"accept_length"}))
+
+    assert row(found, "accept_length").gated is False
+    assert found.verdict is Verdict.PASS
+    assert judge(worse).verdict is Verdict.REGRESSION

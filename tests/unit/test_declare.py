@@ -34,6 +34,7 @@ def settings(**changes: Any) -> Settings:
         "launches": None,
         "rounds": 5,
         "warmup": 1,
+        "chat_template": False,
         "startup_timeout_s": 600.0,
         "startup_limit_s": 3600.0,
         "lease_s": 120.0,
@@ -157,12 +158,56 @@ def test_the_gpu_host_alone_is_skipped_without_one() -> None:
     assert "--gpu-host" in found.reason
 
 
+def test_a_chat_template_is_part_of_the_measurement_and_of_its_name() -> None:
+    measurement = planned(says({"workload": "smoke", "chat_template": True})).measurement
+
+    assert measurement is not None
+    assert measurement.chat_template
+    assert measurement.key == "tiny--smoke--c1--o512--templated"
+
+
+@pytest.mark.parametrize(
+    ("marker", "templated"),
+    [
+        ({"workload": "smoke"}, True),
+        ({"workload": "smoke", "chat_template": False}, False),
+        ({"workload": "synthetic-32"}, False),
+    ],
+)
+def test_the_setting_is_for_text_about_which_the_marker_is_silent(marker: dict[str, Any], templated: bool) -> None:
+    measurement = planned(says(marker), chat_template=True).measurement
+
+    assert measurement is not None
+    assert measurement.chat_template is templated
+
+
+def test_a_template_over_http_is_refused_with_where_it_was_asked_for() -> None:
+    with pytest.raises(UserInputError) as caught:
+        resolve(
+            says({"workload": "smoke"}),
+            settings(
+                url="http://h:1", chat_template=True, where={"chat_template": "pytest.ini: specdec_chat_template"}
+            ),
+        )
+
+    assert str(caught.value) == (
+        "test_x.py::test: pytest.ini: specdec_chat_template: expected False with --specdec-url: a template is rendered "
+        "by the Python that runs SGLang, which can't be reached over HTTP, got True"
+    )
+
+
 @pytest.mark.parametrize(
     ("marker", "params", "message"),
     [
+        ({"workload": "smoke", "chat_template": "yes"}, {}, "specdec(chat_template=...): expected True or False"),
+        (
+            {"workload": "synthetic-32", "chat_template": True},
+            {},
+            "expected False for workload 'synthetic-32', which has token ids for text, got True",
+        ),
         ({}, {}, "no workload is declared"),
         ({"workload": "smok"}, {}, "marker specdec(workload=...): there is no workload 'smok'. Did you mean 'smoke'?"),
-        ({"workload": 3}, {}, "expected the name of a workload or the path of a .jsonl file, got 3"),
+        ({"workload": 3}, {}, "expected the name of a workload or the path of a .jsonl or .json file, got 3"),
         ({"workload": "smoke", "rounds": 0}, {}, "marker specdec(rounds=...): expected a whole number of at least 1"),
         ({"workload": "smoke"}, {"concurrency": "4"}, "parameter 'concurrency': expected a whole number"),
         ({"workload": "smoke", "waive": ["x"]}, {}, "expected names of validity rules (request-error, "),

@@ -150,3 +150,28 @@ def test_the_page_shows_all_and_escapes_what_it_is_given() -> None:
 
 def test_a_page_without_measurements_says_so() -> None:
     assert "No measurement was taken." in report.html(document())
+
+
+def categories() -> list[dict[str, Any]]:
+    return [
+        {"category": "prose", "requests": 4, "metrics": {"decode_tok_s": metric(89.0), "accept_length": metric(1.1)}},
+        {"category": "table", "requests": 2, "metrics": {"decode_tok_s": metric(876.5)}},
+    ]
+
+
+def test_categories_have_a_line_each_where_there_are_several() -> None:
+    several, one = entry("a", decode_tok_s=200.0), entry("b", decode_tok_s=300.0)
+    several["categories"], one["categories"] = categories(), categories()[:1]
+    several["chat_template"] = True
+
+    lines = report.table_lines(document(several, one))
+
+    assert [re.split(r"  +", line.strip()) for line in lines[1:]] == [
+        ["a", "chat c1 o512 templated", "200.0", "-", "-", "-", "-", "pass"],
+        ["prose", "89.00", "1.100"],
+        ["table", "876.5"],
+        ["b", "chat c1 o512", "300.0", "-", "-", "-", "-", "pass"],
+    ]
+    page = report.html(document(several, one))
+    assert page.count("<td>prose</td>") == 1
+    assert '<td class="n">876.5</td>' in page

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
 
-from pytest_specdec.model import RequestSample
+from pytest_specdec.model import ChatTemplate, Prompt, RequestSample
 from pytest_specdec.validity import RULES, Run, distinct_share, violations
 from tests.fakes.samples import measurement, one_round, sample
 
@@ -183,3 +184,37 @@ def test_the_rules_have_the_names_that_a_marker_waives() -> None:
         "simulated-acceptance",
         "degenerate-output",
     ]
+
+
+@pytest.mark.parametrize(("cached", "rules"), [(52, []), (53, ["cached-tokens"])])
+def test_a_further_turn_finds_no_more_than_the_request_before_and_its_answer(cached: int, rules: list[str]) -> None:
+    first = sample("p1", prompt_tokens=10, completion_tokens=40)
+    second = sample("p1", turn=2, sent_s=3.0, prompt_tokens=60, cached_tokens=cached)
+
+    assert list(broken(first, second)) == rules
+
+
+@pytest.mark.parametrize(("cached", "rules"), [(10, []), (11, ["cached-tokens"])])
+def test_prompts_share_the_beginning_of_their_template(cached: int, rules: list[str]) -> None:
+    run = Run(
+        measurement=measurement("one", "two"),
+        rounds=(one_round(sample("p1"), sample("p2", sent_s=1.0, cached_tokens=cached)),),
+        drafting=True,
+        template=ChatTemplate(before="<|user|>", after_user="<|end|>", after_answer=None),
+    )
+
+    assert [violation.rule for violation in violations(run)] == rules, "eight bytes, and two tokens"
+
+
+@pytest.mark.parametrize(("cached", "rules"), [(4, []), (5, ["cached-tokens"])])
+def test_token_ids_are_compared_as_they_are(cached: int, rules: list[str]) -> None:
+    ids = {"p1": (500, 600, 700), "p2": (500, 600, 800)}
+    prompts = tuple(Prompt(id=name, category="c", input_ids=given) for name, given in ids.items())
+    plain = measurement("one")
+    run = Run(
+        measurement=dataclasses.replace(plain, workload=dataclasses.replace(plain.workload, prompts=prompts)),
+        rounds=(one_round(sample("p1"), sample("p2", sent_s=1.0, cached_tokens=cached)),),
+        drafting=True,
+    )
+
+    assert [violation.rule for violation in violations(run)] == rules, "two ids, and two tokens"
