@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 from pytest_specdec import jsonfile, stats
 from pytest_specdec.errors import BaselineFileError
 from pytest_specdec.metrics import METHOD_VERSION, METRICS
-from pytest_specdec.model import Direction, RoundsByLaunch
+from pytest_specdec.model import GOODPUT_LIMITS, Direction, RoundsByLaunch
 
 T = TypeVar("T")
 
@@ -37,6 +37,8 @@ class Identity:
     output_tokens: int | None
     concurrency: int | None
     method_version: int | None = METHOD_VERSION
+    #: Limits for goodput; None: none were stated.
+    goodput: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +197,8 @@ _IDENTITY: Final = (
     "concurrency",
     "method_version",
 )
+#: In a file only when it was stated: absent means that there was none.
+_IDENTITY_IF_STATED: Final = ("goodput",)
 #: What the program itself may not know; the rest is null in documents only.
 _MAY_BE_UNKNOWN: Final = frozenset({"model_revision", "draft", "draft_revision"})
 
@@ -215,7 +219,7 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def _identity(at: _At, source: Source) -> Identity:
-    fields = at.object(required=_IDENTITY)
+    fields = at.object(required=_IDENTITY, optional=_IDENTITY_IF_STATED)
     for name, field in fields.items():
         if field.value is None and name not in _MAY_BE_UNKNOWN and source != "document":
             raise field.fail("a value (null is for files with provenance.source document)")
@@ -232,7 +236,13 @@ def _identity(at: _At, source: Source) -> Identity:
         output_tokens=fields["output_tokens"].or_none(lambda field: field.whole(2)),
         concurrency=fields["concurrency"].or_none(lambda field: field.whole(1)),
         method_version=fields["method_version"].or_none(lambda field: field.whole(1)),
+        goodput=_limits(fields["goodput"]) if "goodput" in fields else None,
     )
+
+
+def _limits(at: _At) -> dict[str, float]:
+    limits = at.object(required=(), optional=GOODPUT_LIMITS)
+    return {name: _positive(limit) for name, limit in limits.items()}
 
 
 def _provenance(at: _At) -> Provenance:
@@ -304,8 +314,9 @@ def _launches(at: _At) -> RoundsByLaunch:
 def to_document(baseline: Baseline) -> dict[str, Any]:
     """Return the JSON object of a baseline."""
     identity = {name: getattr(baseline.identity, name) for name in _IDENTITY}
-    if identity["sampling"] is not None:
-        identity["sampling"] = dict(identity["sampling"])
+    stated = {name: getattr(baseline.identity, name) for name in _IDENTITY_IF_STATED}
+    identity |= {name: value for name, value in stated.items() if value is not None}
+    identity = {name: dict(value) if isinstance(value, Mapping) else value for name, value in identity.items()}
     provenance = baseline.provenance
     return {
         jsonfile.VERSION_KEY: SCHEMA_VERSION,
@@ -370,5 +381,11 @@ def check_identity(recorded: Baseline, measured: Identity) -> IdentityCheck:
         elif (before is None or now is None) and name != "draft":
             unknown.append(name)
         else:
+            differing.append((name, before, now))
+    for name in _IDENTITY_IF_STATED:
+        before, now = getattr(recorded.identity, name), jsonfile.rounded(getattr(measured, name))
+        if before is None and not by_program and now is not None:
+            unknown.append(name)
+        elif jsonfile.rounded(before) != now:
             differing.append((name, before, now))
     return IdentityCheck(differing=tuple(differing), unknown=tuple(unknown))

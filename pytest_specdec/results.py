@@ -13,6 +13,7 @@ from pytest_specdec import jsonfile, metrics, stats
 from pytest_specdec.errors import MeasurementError
 from pytest_specdec.model import (
     Comparison,
+    Finding,
     LaunchRecord,
     LaunchRounds,
     Measurement,
@@ -65,7 +66,10 @@ def summarise(name: str, launches: RoundsByLaunch) -> MetricSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkResult:
-    """The stored result of one measurement: every metric, every round, and the verdict."""
+    """The stored result of one measurement: every metric, every round, and the verdict.
+
+    ``validity`` is what each validity rule says of it.
+    """
 
     measurement: Measurement
     node: str
@@ -73,6 +77,7 @@ class BenchmarkResult:
     metrics: Mapping[str, MetricSummary]
     accept_histogram: tuple[int, ...] | None
     comparison: Comparison
+    validity: tuple[Finding, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -123,14 +128,27 @@ class BenchmarkResult:
         return {sample.prompt_id: sample.output_ids for sample in first.requests}
 
 
-def rounds_by_launch(launches: Sequence[LaunchRounds], concurrency: int) -> dict[str, RoundsByLaunch]:
-    """Every metric's values, a tuple a launch; a metric that a round lacks has no value for that round."""
-    table: dict[str, list[tuple[float, ...]]] = {}
-    per_round = [[metrics.round_metrics(r, concurrency) for r in launch.rounds] for launch in launches]
-    names = {name for launch in per_round for values in launch for name in values}
-    for name in names:
-        table[name] = [tuple(values[name] for values in launch_values if name in values) for launch_values in per_round]
-    return {name: tuple(rows) for name, rows in sorted(table.items())}
+def rounds_by_launch(launches: Sequence[LaunchRounds], measurement: Measurement) -> dict[str, RoundsByLaunch]:
+    """Every metric's values, a tuple a launch; a metric that a round lacks has no value for that round.
+
+    A metric of a whole launch has one value there.
+    """
+    table: list[list[Mapping[str, float]]] = []
+    for launch in launches:
+        per_round = [round_metrics(done, measurement, launch.launch) for done in launch.rounds]
+        table.append([*per_round, metrics.launch_metrics(launch.rounds)])
+    names = {name for rows in table for values in rows for name in values}
+    return {name: tuple(tuple(v[name] for v in rows if name in v) for rows in table) for name in sorted(names)}
+
+
+def round_metrics(done: Round, measurement: Measurement, launch: LaunchRecord) -> dict[str, float]:
+    """Return every metric of one round, with what its server and its measurement add."""
+    return metrics.round_metrics(
+        done,
+        measurement.concurrency,
+        num_draft_tokens=metrics.draft_tokens(launch),
+        limits=measurement.goodput,
+    )
 
 
 def to_json(result: BenchmarkResult) -> dict[str, Any]:
@@ -153,6 +171,11 @@ def to_json(result: BenchmarkResult) -> dict[str, Any]:
         "environment_changes": list(comparison.environment_changes),
         "notes": list(comparison.notes),
         "accept_histogram": None if result.accept_histogram is None else list(result.accept_histogram),
+        "acceptance_by_position": None
+        if result.accept_histogram is None
+        else list(metrics.acceptance_by_position(result.accept_histogram)),
+        "goodput_limits": None if result.measurement.goodput is None else result.measurement.goodput.identity(),
+        "validity": [dataclasses.asdict(finding) for finding in result.validity],
         "metrics": {name: _metric_json(summary) for name, summary in sorted(result.metrics.items())},
         "judged": [_verdict_json(judged) for judged in comparison.metrics],
         "split": None
@@ -166,6 +189,8 @@ def _metric_json(summary: MetricSummary) -> dict[str, Any]:
     return {
         "unit": summary.unit,
         "formula": metrics.METRICS[summary.name].formula,
+        "per": metrics.METRICS[summary.name].per,
+        "direction": metrics.METRICS[summary.name].direction,
         "value": summary.value,
         "median": summary.median,
         "low": summary.low,
@@ -218,7 +243,7 @@ class Recorder:
             "key": measurement.key,
             "node": launch.node,
             "launch": launch.index,
-            "metrics": metrics.round_metrics(done, measurement.concurrency),
+            "metrics": round_metrics(done, measurement, launch),
             "accept_histogram": metrics.accept_histogram((done,)),
             "round": dataclasses.asdict(done),
         }

@@ -9,15 +9,22 @@ from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pytest_specdec import attach, bench, engine_env, fingerprint, metrics, preflight, server
 from pytest_specdec.client import ServerClient
 from pytest_specdec.clock import Clock, SystemClock
-from pytest_specdec.errors import DisagreementError, HostError, InfrastructureError, LaunchError
+from pytest_specdec.errors import (
+    DisagreementError,
+    HostError,
+    InfrastructureError,
+    LaunchError,
+    ServerRequestError,
+)
 from pytest_specdec.host_pool import HostPool, Seat
 from pytest_specdec.hosts import Host, LocalHost, PythonFound, find_python
 from pytest_specdec.model import LaunchRecord, LaunchRounds, Round
+from pytest_specdec.observed import ServerMark
 from pytest_specdec.plan import PlannedMeasurement
 from pytest_specdec.pool import Served
 from pytest_specdec.preflight import Preflight
@@ -27,9 +34,6 @@ from pytest_specdec.settings import ANY_HOST, Settings
 from pytest_specdec.spec import ServerSpec
 
 Notify = Callable[[str], None]
-
-#: What changes acceptance without changing a model: never a baseline.
-SIMULATED_ACCEPTANCE: Final = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")
 
 
 class Serving:
@@ -198,6 +202,7 @@ class Serving:
             **({} if seat.claim.gpus is None else {"shared_host_gpus": ",".join(seat.claim.gpus)}),
             **({} if found is None else fingerprint.engine_facts(self.host, found.path)),
             **fingerprint.environment_variables({**self.host.environ(), **spec.env, **seat.env}),
+            **fingerprint.simulated_acceptance(self.host, running.process.members()),
             **info.facts,
         }
         return LaunchRecord(
@@ -232,16 +237,27 @@ class Serving:
                 + (f", accept length {found['accept_length']:.3f}" if "accept_length" in found else "")
             )
 
-        warmup, rounds = bench.measure(
-            served.client,
-            measurement,
-            rounds=planned.rounds,
-            warmup=planned.warmup,
-            flush=served.record.cache_flushed,
-            clock=self._clock,
-            on_round=on_round,
-        )
-        return LaunchRounds(launch=served.record, warmup=warmup, rounds=rounds)
+        with served.watch(self._clock) as watch:
+            warmup, rounds = bench.measure(
+                served.client,
+                measurement,
+                rounds=planned.rounds,
+                warmup=planned.warmup,
+                flush=served.record.cache_flushed,
+                clock=self._clock,
+                on_round=on_round,
+                watch=watch,
+            )
+        marks = self._marks(served)
+        return LaunchRounds(launch=served.record, warmup=warmup, rounds=rounds, marks=marks)
+
+    @staticmethod
+    def _marks(served: ServedHere | ServedThere) -> tuple[ServerMark, ServerMark] | None:
+        """Which start of the server it was at readiness, and which it is now; None when it doesn't say."""
+        try:
+            return served.info.mark, served.client.server_info().mark
+        except ServerRequestError:
+            return None
 
     def header(self) -> dict[str, Any]:
         """Return what the results document says about the whole run."""

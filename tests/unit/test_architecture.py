@@ -14,8 +14,22 @@ import pytest_specdec
 PACKAGE = Path(pytest_specdec.__file__).parent
 
 LAYERS: dict[int, set[str]] = {
-    0: {"errors", "host_locks", "commandline", "flags", "flag_probe", "guard", "spec", "model"},
-    1: {"stats", "metrics", "validity", "settings", "jsonfile", "workloads", "clock", "hosts", "renames"},
+    0: {"observed", "errors", "host_locks", "commandline", "flags", "flag_probe", "guard", "spec", "model"},
+    1: {
+        "stats",
+        "metrics",
+        "validity",
+        "validity_run",
+        "validity_requests",
+        "validity_server",
+        "validity_machine",
+        "settings",
+        "jsonfile",
+        "workloads",
+        "clock",
+        "hosts",
+        "renames",
+    },
     2: {
         "baseline_store",
         "compare",
@@ -24,6 +38,7 @@ LAYERS: dict[int, set[str]] = {
         "http_stream",
         "agreement",
         "logwatch",
+        "decode_log",
         "fingerprint",
         "engine_env",
         "catalogue",
@@ -38,7 +53,7 @@ LAYERS: dict[int, set[str]] = {
         "ssh_process",
         "supervisor",
     },
-    3: {"occupancy", "server", "readiness", "stopping", "bench", "preflight"},
+    3: {"occupancy", "server", "readiness", "stopping", "bench", "preflight", "gpu_watch", "round_watch"},
     4: {
         "attach",
         "host_pool",
