@@ -132,6 +132,7 @@ class RequestSample:
     ``completion_tokens`` in the first chunk that carried any: with drafting that chunk can hold several.
     ``verify_steps`` is ``spec_verify_ct``, None when the server did not report it.
     ``accept_histogram[k]`` counts the verify steps in which k draft tokens were right.
+    ``server_decode_tok_s`` is the server's own ``decode_throughput``, told with ``--enable-metrics`` only.
     """
 
     prompt_id: str
@@ -153,6 +154,7 @@ class RequestSample:
     error: str | None = None
     #: (seconds since the round began, completion tokens so far), one pair a chunk that carried tokens.
     arrivals: tuple[tuple[float, int], ...] = ()
+    server_decode_tok_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,8 +115,8 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         ),
         "server-times-disagree": Rule(
             applies="where the server tells its times",
-            broken_when="the client's end-to-end times are more than 2 % from the server's `e2e_latency` (median): "
-            "shown as a note, the run stays valid",
+            broken_when="the client's end-to-end times are more than 2 % from the server's `e2e_latency` (median), or "
+            "its decode throughput from the server's `decode_throughput`: shown as a note, the run stays valid",
             check=validity_server.server_times_disagree,
             refuses=False,
         ),

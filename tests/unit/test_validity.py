@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 import pytest_specdec
 from pytest_specdec import validity
+from pytest_specdec.metrics import METRICS
 from pytest_specdec.model import Finding, LaunchRounds
 from pytest_specdec.validity_run import Run
 from tests.fakes.samples import launch_record, measurement, one_round, sample
@@ -74,7 +76,9 @@ def test_a_rule_that_does_not_refuse_is_a_note() -> None:
     found = validity.findings([slow])
 
     assert validity.violations(found) == ()
-    assert validity.notes(found)[0].startswith("server-times-disagree: the client's end-to-end times are +100.0% from")
+    assert validity.notes(found)[0].startswith(
+        "server-times-disagree: the client's and the server's own figures differ"
+    )
 
 
 def test_a_measurement_without_launches_has_no_findings() -> None:
@@ -98,6 +102,31 @@ def test_the_documentation_has_the_table_of_rules_word_for_word() -> None:
     rows = [f"| `{name}` | {rule.applies} | {rule.broken_when} |" for name, rule in validity.RULES.items()]
 
     assert [row for row in rows if row not in text] == []
+
+
+def test_what_the_documentation_names_as_an_answer_exists() -> None:
+    """Each report of a measurement gone wrong names the rule, metric or document that answers it, or why none does."""
+    text = (DOCS / "measuring.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| (.+) \| (.+) \|$", text, re.MULTILINE)
+
+    assert [int(number) for number, _, _ in rows] == sorted(set(range(1, 35)) - {12, 18, 22, 27, 29, 31, 33})
+    for _, _, answer in rows:
+        named = re.findall(r"\brules? ((?:`[\w-]+`(?:,| and)? ?)+)", answer)
+        rules = [name for group in named for name in re.findall(r"`([\w-]+)`", group)]
+        measured = re.findall(r"\bmetric `(\w+)`", answer)
+        documents = re.findall(r"\]\((\w[\w-]*\.md)\)", answer)
+        assert set(rules) <= {*validity.RULES, "identity", "metric-missing"}, answer
+        assert set(measured) <= set(METRICS), answer
+        assert all((DOCS / name).is_file() for name in documents), answer
+        assert rules or measured or documents or answer.startswith("none")
+
+
+def test_the_documentation_has_a_row_for_every_metric() -> None:
+    text = (DOCS / "measuring.md").read_text(encoding="utf-8")
+
+    assert [
+        name for name in METRICS if not re.search(rf"^\|.*`{name}`.* \| {METRICS[name].unit} \|", text, re.MULTILINE)
+    ] == []
 
 
 def test_findings_are_plain_values() -> None:

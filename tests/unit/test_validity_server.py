@@ -243,13 +243,26 @@ class TestServerRestarted:
 
 
 class TestServerTimes:
-    def test_a_disagreement_above_two_percent_is_told(self) -> None:
+    def test_an_end_to_end_time_more_than_two_percent_apart_is_told(self) -> None:
         said = ask("server-times-disagree", requests=(sample(server_e2e_s=1.95),))
 
         assert said.status == "broken"
         assert said.reason.startswith(
-            "the client's end-to-end times are +2.6% from the server's own (median 2000.0 ms here, 1950.0 ms there)"
+            "the client's and the server's own figures differ, medians: end-to-end time (s) 2 here, 1.95 there (+2.6%)."
         )
+
+    def test_a_decode_throughput_apart_is_told_where_the_server_tells_its_own(self) -> None:
+        # 39 tokens in 1 s after the first.
+        assert ask("server-times-disagree", requests=(sample(server_decode_tok_s=39.5),)).status == "fine"
+        assert (
+            "decode throughput (tok/s) 39 here, 40 there (-2.5%)"
+            in ask("server-times-disagree", requests=(sample(server_decode_tok_s=40.0),)).reason
+        )
+
+    def test_a_first_chunk_of_several_tokens_can_not_be_compared(self) -> None:
+        several = sample(first_chunk_tokens=3, server_decode_tok_s=90.0)
+
+        assert ask("server-times-disagree", requests=(several,)).status == "fine"
 
     def test_one_request_apart_among_good_ones_is_let_pass(self) -> None:
         requests = sample(server_e2e_s=1.0), sample(server_e2e_s=1.99), sample(server_e2e_s=1.98)
