@@ -11,6 +11,9 @@ A spec's environment drives it:
 ``FAKE_DIE``           ``start``: exit 1 with a traceback; ``flag``: exit 2 as argparse does;
                        ``generate``: die on the first streamed request; ``hang``: never get ready;
                        ``stubborn``: ignore SIGTERM
+``FAKE_SAY``           a line that its log gets with each streamed request
+``FAKE_NO_FLUSH``      set: it refuses to flush its cache (404)
+``FAKE_GPU``           a directory whose ``processes.csv`` gets a row for this process, as ``nvidia-smi`` shows it
 ``FAKE_COUNTER``       a file that gets a line for each launch
 ``FAKE_REQUESTS``      a file that gets a line for each POST
 """
@@ -79,6 +82,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.refused():
             return
         if self.path.startswith("/flush_cache"):
+            if "FAKE_NO_FLUSH" in os.environ:
+                self.answer(404, b"no such path", "text/plain")
+                return
             self.answer(200, b"Cache flushed.\n", "text/plain")
             return
         request = json.loads(body)
@@ -89,6 +95,8 @@ class Handler(BaseHTTPRequestHandler):
             log("Scheduler hit an exception: Traceback (most recent call last):")
             print("RuntimeError: CUDA error: an illegal memory access was encountered", flush=True)
             os._exit(1)
+        if "FAKE_SAY" in os.environ:
+            log(os.environ["FAKE_SAY"])
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -159,6 +167,9 @@ def serve() -> None:
     if counter:
         with Path(counter).open("a") as file:
             file.write(" ".join(sys.argv[1:]) + "\n")
+    if "FAKE_GPU" in os.environ:
+        with (Path(os.environ["FAKE_GPU"]) / "processes.csv").open("a") as file:
+            file.write(f"GPU-0, {os.getpid()}, sglang::scheduler\n")
     death = os.environ.get("FAKE_DIE")
     if death == "flag":
         print("usage: sglang serve [-h] --model-path MODEL_PATH")
