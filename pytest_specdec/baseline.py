@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 from pytest_specdec import jsonfile, stats
 from pytest_specdec.errors import BaselineFileError
 from pytest_specdec.metrics import METHOD_VERSION, METRICS
-from pytest_specdec.model import Direction, RoundsByLaunch
+from pytest_specdec.model import GOODPUT_LIMITS, Direction, RoundsByLaunch
 
 T = TypeVar("T")
 
@@ -40,6 +40,8 @@ class Identity:
     #: Requests per second; None is a closed loop, in documents too.
     request_rate: float | None = None
     chat_template: bool | None = False
+    #: Limits for goodput; None: none were stated.
+    goodput: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +201,7 @@ _IDENTITY: Final = (
     "method_version",
 )
 #: None is a value of these: they do not apply.
-_MAY_NOT_APPLY: Final = ("request_rate",)
+_MAY_NOT_APPLY: Final = ("request_rate", "goodput")
 #: In a file only where they say more than their absence does.
 _OPTIONAL: Final = ("chat_template", *_MAY_NOT_APPLY)
 #: What the program itself may not know; the rest is null in documents only.
@@ -241,6 +243,7 @@ def _identity(at: _At, source: Source) -> Identity:
         method_version=fields["method_version"].or_none(lambda field: field.whole(1)),
         request_rate=fields["request_rate"].or_none(_positive) if "request_rate" in fields else None,
         chat_template=_templated(fields.get("chat_template"), source),
+        goodput=_limits(fields["goodput"]) if "goodput" in fields else None,
     )
 
 
@@ -251,6 +254,11 @@ def _templated(at: _At | None, source: Source) -> bool | None:
 def _untold(source: Source) -> bool | None:
     """Whether prompts were put into a chat template, in a file that does not say: the program says when they were."""
     return False if source == "program" else None
+
+
+def _limits(at: _At) -> dict[str, float]:
+    limits = at.object(required=(), optional=GOODPUT_LIMITS)
+    return {name: _positive(limit) for name, limit in limits.items()}
 
 
 def _provenance(at: _At) -> Provenance:
@@ -325,8 +333,7 @@ def to_document(baseline: Baseline) -> dict[str, Any]:
     absent = {"chat_template": _untold(baseline.provenance.source)}
     stated = {name: getattr(baseline.identity, name) for name in _OPTIONAL}
     identity |= {name: value for name, value in stated.items() if value != absent.get(name)}
-    if identity["sampling"] is not None:
-        identity["sampling"] = dict(identity["sampling"])
+    identity = {name: dict(value) if isinstance(value, Mapping) else value for name, value in identity.items()}
     provenance = baseline.provenance
     return {
         jsonfile.VERSION_KEY: SCHEMA_VERSION,
@@ -394,6 +401,8 @@ def check_identity(recorded: Baseline, measured: Identity) -> IdentityCheck:
             differing.append((name, before, now))
     for name in _MAY_NOT_APPLY:
         before, now = (jsonfile.rounded(getattr(side, name)) for side in (recorded.identity, measured))
-        if before != now:
+        if name == "goodput" and before is None and now is not None and not by_program:
+            unknown.append(name)
+        elif before != now:
             differing.append((name, before, now))
     return IdentityCheck(differing=tuple(differing), unknown=tuple(unknown))

@@ -10,8 +10,9 @@ from typing import Final, Protocol
 from pytest_specdec import arrivals
 from pytest_specdec.clock import Clock
 from pytest_specdec.conversation import as_sent
-from pytest_specdec.errors import ServerRequestError
+from pytest_specdec.errors import ServerRefusedError, ServerRequestError
 from pytest_specdec.model import ChatTemplate, Measurement, Prompt, RequestSample, Round, Sampling
+from pytest_specdec.observed import Seen
 
 #: A stream slower than this many tokens a second is given up; with a margin for queueing and the first token.
 _SLOWEST_TOK_S: Final = 1.0
@@ -37,6 +38,16 @@ class Loadable(Protocol):
         request_rate: float | None = None,
     ) -> tuple[float, tuple[RequestSample, ...]]:
         """Send every prompt and its further turns once."""
+
+
+class Watch(Protocol):
+    """What looks at the server and its machine while a round runs."""
+
+    def begin(self) -> None:
+        """Let a round begin."""
+
+    def end(self) -> Seen:
+        """Return what was seen since then."""
 
 
 def prompts_of_a_round(measurement: Measurement) -> tuple[Prompt, ...]:
@@ -77,13 +88,16 @@ def measure(
     template: ChatTemplate | None = None,
     clock: Clock,
     on_round: Callable[[Round], None],
+    watch: Watch | None = None,
     patience_s: float = PATIENCE_S,
 ) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
     """Run warm-up rounds, then measured rounds; return both. ``template`` is put around the prompts.
 
-    The cache is flushed before every round (unless ``flush`` is off); a flush that the server refuses raises
+    The cache is flushed before every round (unless ``flush`` is off); why a server refuses is told by the round. One
+    that does not answer, or refuses after requests have failed, ends the measurement:
     :class:`pytest_specdec.errors.ServerRequestError`. ``on_round`` is called as each round ends, so that it is
-    written before the next can fail. A request is given up after ``patience_s`` and a second for each token.
+    written before the next can fail. ``watch`` begins after the flush and ends with the last answer. A request is
+    given up after ``patience_s`` and a second for each token.
     """
     prompts = as_sent(prompts_of_a_round(measurement), template)
     stream_s = measurement.output_tokens / _SLOWEST_TOK_S
@@ -95,12 +109,10 @@ def measure(
 
     def one(index: int, *, is_warmup: bool) -> Round:
         nonlocal before
-        if flush:
-            try:
-                server.flush_cache()
-            except ServerRequestError as error:
-                raise ServerRequestError(f"{error}{_went_wrong(before)}") from None
-        started_unix_s = clock.time()
+        flush_error = _flush(server, before) if flush else None
+        if watch is not None:
+            watch.begin()
+        started_unix_s, began_s, cpu_began_s = clock.time(), clock.monotonic(), clock.cpu_s()
         wall_s, samples = server.load(
             prompts,
             concurrency=measurement.concurrency,
@@ -111,7 +123,19 @@ def measure(
             deadline_s=deadline_s,
             request_rate=measurement.request_rate,
         )
-        done = Round(index=index, warmup=is_warmup, started_unix_s=started_unix_s, wall_s=wall_s, requests=samples)
+        passed_s, cpu_s = clock.monotonic() - began_s, clock.cpu_s() - cpu_began_s
+        seen = Seen() if watch is None else watch.end()
+        done = Round(
+            index=index,
+            warmup=is_warmup,
+            started_unix_s=started_unix_s,
+            wall_s=wall_s,
+            requests=samples,
+            flush_error=flush_error,
+            client_cpu_share=cpu_s / passed_s if passed_s > 0 else None,
+            log=seen.log,
+            gpu=seen.gpu,
+        )
         on_round(done)
         before = done
         return done
@@ -125,3 +149,15 @@ def _answers_in_a_row(prompts: Sequence[Prompt], concurrency: int) -> int:
     """How many answers one slot can have to wait for: its share of all, and the rest of its last conversation."""
     turns = [1 + len(prompt.turns) for prompt in prompts]
     return math.ceil(sum(turns) / concurrency) + max(turns) - 1
+
+
+def _flush(server: Loadable, before: Round | None) -> str | None:
+    """Empty the cache; return why the server refused, None when it did not."""
+    try:
+        server.flush_cache()
+    except ServerRequestError as error:
+        wrong = _went_wrong(before)
+        if wrong or not isinstance(error, ServerRefusedError):
+            raise ServerRequestError(f"{error}{wrong}") from None
+        return str(error)
+    return None

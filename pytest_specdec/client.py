@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pytest_specdec.clock import Clock, SystemClock
-from pytest_specdec.errors import ServerRequestError
+from pytest_specdec.errors import ServerRefusedError, ServerRequestError
 from pytest_specdec.model import Prompt, RequestSample, Sampling
+from pytest_specdec.observed import ServerMark
 
 _SECRET: Final = re.compile(r"(key|token|secret|password)(_b)?$")
 _FLUSH_POLL_S: Final = 0.05
@@ -26,7 +27,10 @@ _STATE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """What ``/server_info`` says. ``args`` are effective arguments, without secrets; ``facts`` the capacities."""
+    """What ``/server_info`` says. ``args`` are effective arguments, without secrets; ``facts`` the capacities.
+
+    ``mark`` tells this start of the server from another one.
+    """
 
     version: str | None
     model_path: str | None
@@ -34,6 +38,7 @@ class ServerInfo:
     drafting: bool
     args: Mapping[str, object]
     facts: Mapping[str, object]
+    mark: ServerMark = field(default_factory=ServerMark)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +67,7 @@ def parse_server_info(answer: Mapping[str, Any]) -> ServerInfo:
         "decode_cuda_graph_bs": state.get("decode_cuda_graph_bs"),
         "max_running_requests": state.get("effective_max_running_requests_per_dp"),
     }
-    port = merged.get("port")
+    port, seed, startup = merged.get("port"), merged.get("random_seed"), merged.get("startup_time")
     return ServerInfo(
         version=merged.get("version"),
         model_path=merged.get("model_path"),
@@ -70,6 +75,10 @@ def parse_server_info(answer: Mapping[str, Any]) -> ServerInfo:
         drafting=merged.get("speculative_algorithm") is not None,
         args=args,
         facts={key: value for key, value in facts.items() if value is not None},
+        mark=ServerMark(
+            random_seed=seed if isinstance(seed, int) else None,
+            startup=None if startup is None else repr(startup),
+        ),
     )
 
 
@@ -103,10 +112,10 @@ class ServerClient:
             passed_s = self._clock.monotonic() - began
             raise ServerRequestError(f"{method} {url}: failed after {passed_s:.1f} s: {error}") from None
 
-    def _refused(self, method: str, path: str, answer: Any, what: str) -> ServerRequestError:  # noqa: ANN401  # requests.Response
+    def _refused(self, method: str, path: str, answer: Any, what: str) -> ServerRefusedError:  # noqa: ANN401  # requests.Response
         shown = answer.text[:_SHOWN_OF_AN_ANSWER].strip()
         passed_s = answer.elapsed.total_seconds()
-        return ServerRequestError(f"{method} {self.base_url}{path}: {what} after {passed_s:.1f} s: {shown}")
+        return ServerRefusedError(f"{method} {self.base_url}{path}: {what} after {passed_s:.1f} s: {shown}")
 
     def _expect_ok(self, method: str, path: str, answer: Any) -> Any:  # noqa: ANN401  # requests.Response
         if answer.status_code != 200:

@@ -15,6 +15,9 @@ class Clock(Protocol):
     def time(self) -> float:
         """Seconds since the epoch."""
 
+    def cpu_s(self) -> float:
+        """Seconds of processor time that this process has used, all its threads together."""
+
     def sleep(self, seconds: float) -> None:
         """Wait."""
 
@@ -29,6 +32,10 @@ class SystemClock:
     def time(self) -> float:
         """Seconds since the epoch."""
         return time.time()
+
+    def cpu_s(self) -> float:
+        """Seconds of processor time, user and system."""
+        return time.process_time()
 
     def sleep(self, seconds: float) -> None:
         """Wait for that long."""

@@ -91,7 +91,7 @@ def _gates(name: str, lookup: Lookup, concurrency: int, node: str, drafting: boo
     if found is not None:
         # Also when the server does not draft any more: a drafter that got lost must not take its gate with it.
         return found.metric.gate
-    if not drafting and name in ("accept_length", "accept_length_sglang", "verify_rate"):
+    if not drafting and name in ("accept_length", "accept_length_sglang", "accept_rate", "verify_rate"):
         return False
     return default_gate(name, concurrency=concurrency, node=node)
 
@@ -314,8 +314,8 @@ def _in_short(comparison: Comparison) -> str:
 def _table(rows: Sequence[MetricVerdict]) -> list[str]:
     table = [["metric", "value", "baseline", "allowed", "change", "verdict"]]
     for row in rows:
-        # Kept for comparison with SGLang's own figure; it says nothing that accept_length does not.
-        if row.metric == "accept_length_sglang" and not row.gated and not breaks_floor(row):
+        # In every result; here they would hide what the verdict is about.
+        if METRICS[row.metric].detail and not row.gated and not breaks_floor(row):
             continue
         verdict = "" if row.verdict is None else str(row.verdict)
         table.append(

@@ -14,7 +14,7 @@ from typing import Any, Final
 from pytest_specdec import settings as s
 from pytest_specdec import validity
 from pytest_specdec.errors import UserInputError
-from pytest_specdec.model import Measurement, Sampling, Workload
+from pytest_specdec.model import GOODPUT_LIMITS, GoodputLimits, Measurement, Sampling, Workload
 from pytest_specdec.plan import PlannedTest
 from pytest_specdec.spec import ServerSpec
 from pytest_specdec.workload_formats import ENDINGS
@@ -31,6 +31,7 @@ MARKER_FIELDS: Final = (
     "rounds",
     "warmup",
     "waive",
+    "goodput",
 )
 _PARAMETERS: Final = ("workload", "concurrency", "output_tokens", "request_rate")
 
@@ -166,6 +167,7 @@ class _Said:
             "request_rate": request_rate,
             "output_tokens": self.whole("output_tokens", 2, 512),
             "sampling": self._sampling(),
+            "goodput": self._goodput(),
         }
 
     def whole(self, name: str, least: int, default: int) -> int:
@@ -244,6 +246,18 @@ class _Said:
         if not isinstance(value, Mapping) or not set(value) <= known:
             raise self._refuse(where, "Sampling(...) or a dict of " + ", ".join(sorted(known)), value)
         return Sampling(**value)
+
+    def _goodput(self) -> GoodputLimits | None:
+        if "goodput" not in self._fields:
+            return None
+        value, where = self._fields["goodput"]
+        wanted = 'limits in milliseconds, for example {"ttft_ms": 500, "tpot_ms": 25} (of ' + ", ".join(GOODPUT_LIMITS)
+        limits = value.identity() if isinstance(value, GoodputLimits) else value
+        if not isinstance(limits, Mapping) or not limits or not set(limits) <= set(GOODPUT_LIMITS):
+            raise self._refuse(where, f"{wanted})", value)
+        if any(isinstance(ms, bool) or not isinstance(ms, (int, float)) or not ms > 0 for ms in limits.values()):
+            raise self._refuse(where, f"{wanted}), each above 0", value)
+        return GoodputLimits(**{name: float(ms) for name, ms in limits.items()})
 
     def _refuse(self, where: str, wanted: str, given: object) -> UserInputError:
         return UserInputError(f"{self._declaration.nodeid}: {where}: expected {wanted}, got {given!r}")

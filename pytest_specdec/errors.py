@@ -70,5 +70,9 @@ class ServerRequestError(InfrastructureError):
     """A server answered a request of ours with an error, or not at all."""
 
 
+class ServerRefusedError(ServerRequestError):
+    """A server answered a request of ours with an error."""
+
+
 class MeasurementError(SpecdecError):
     """Requests were answered, but a metric does not follow from the answers."""

@@ -6,13 +6,14 @@ import csv
 import io
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from pytest_specdec.errors import HostError
 from pytest_specdec.hosts import Host
+from pytest_specdec.validity_run import SIMULATED_ACCEPTANCE
 
 #: What ``nvidia-smi`` is asked, with the name of the fact; all but the first two are numbers, one a GPU.
 _GPU_QUERY: Final = {
@@ -125,6 +126,22 @@ def environment_variables(environ: Mapping[str, str]) -> dict[str, object]:
         for name, value in sorted(environ.items())
         if _RELEVANT.match(name)
     }
+
+
+def simulated_acceptance(host: Host, pids: Iterable[int]) -> dict[str, object]:
+    """Return the variables that fake acceptance, from the environment that a server's processes really have.
+
+    A launcher may set what neither the host nor the spec says. Processes that can't be read tell nothing.
+    """
+    found: dict[str, object] = {}
+    for pid in pids:
+        try:
+            listing = host.read_from(Path(f"/proc/{pid}/environ"), 0)
+        except (HostError, OSError):  # it has ended, or belongs to another user
+            continue
+        pairs = (entry.partition("=") for entry in listing.decode(errors="replace").split("\0"))
+        found |= {f"env.{name}": value for name, _, value in pairs if name in SIMULATED_ACCEPTANCE}
+    return found
 
 
 def git_commit(host: Host, directory: Path) -> str | None:

@@ -14,13 +14,14 @@ from typing import Any, Final
 from pytest_specdec import attach, compare, engine_env, metrics, results, validity
 from pytest_specdec.baseline import Baseline, Identity, Provenance, write_baseline
 from pytest_specdec.baseline_store import ANY, BaselineStore, Change, Lookup, updated
-from pytest_specdec.model import Comparison, LaunchRounds, Measurement, RoundsByLaunch, Verdict, Violation
+from pytest_specdec.model import Comparison, Finding, LaunchRounds, Measurement, RoundsByLaunch, Verdict
 from pytest_specdec.results import BenchmarkResult
-from pytest_specdec.serving import SIMULATED_ACCEPTANCE, Serving
+from pytest_specdec.serving import Serving
 from pytest_specdec.settings import Settings
+from pytest_specdec.validity_run import Run
 
 #: On prompts that mean nothing these say nothing about a drafter.
-_ACCEPTANCE: Final = frozenset({"accept_length", "accept_length_sglang"})
+_ACCEPTANCE: Final = frozenset({"accept_length", "accept_length_sglang", "accept_rate"})
 _SYNTHETIC: Final = (
     "the prompts are synthetic token ids: acceptance on them says nothing about a drafter, so accept_length is "
     "advisory, and decode_tok_s of a drafting server is no more than a number for this very workload"
@@ -67,12 +68,10 @@ class Judging:
         self, measurement: Measurement, launches: Sequence[LaunchRounds], *, waived: frozenset[str]
     ) -> BenchmarkResult:
         """Judge one measurement; with an update asked for, a good one passes and is kept for writing."""
-        values = results.rounds_by_launch(launches, measurement.concurrency)
+        values = results.rounds_by_launch(launches, measurement)
         lookup = self.store.lookup(measurement.key)
-        found = _violations(measurement, launches)
-        applied = [violation for violation in found if violation.rule not in waived]
-        notes = [note for launch in launches for note in attach.notes(launch.launch)]
-        notes += [f"waived {violation.rule}: {violation.reason}" for violation in found if violation.rule in waived]
+        found = self._findings(measurement, launches, lookup, waived)
+        notes = [note for launch in launches for note in attach.notes(launch.launch)] + validity.notes(found)
         if measurement.workload.synthetic:
             notes.append(_SYNTHETIC)
         identity = _identity(measurement)
@@ -80,7 +79,7 @@ class Judging:
         comparison = compare.judge(
             values,
             lookup,
-            violations=applied,
+            violations=validity.violations(found),
             identity=identity,
             environment=environment,
             node=self._serving.node.slug,
@@ -88,7 +87,7 @@ class Judging:
             never_gated=_never_gated(measurement),
             notes=notes,
         )
-        simulated = any(violation.rule == "simulated-acceptance" for violation in found)
+        simulated = any(finding.rule == "simulated-acceptance" and finding.status == "broken" for finding in found)
         if self._settings.update is not None:
             comparison = self._considered(
                 measurement, values, lookup, comparison, identity, environment, simulated=simulated
@@ -98,10 +97,31 @@ class Judging:
             node=self._serving.node.slug,
             launches=tuple(launches),
             metrics={name: results.summarise(name, rows) for name, rows in values.items() if any(rows)},
-            by_category=results.by_category(launches),
+            by_category=results.by_category(launches, measurement),
             accept_histogram=metrics.accept_histogram(tuple(done for launch in launches for done in launch.rounds)),
             comparison=comparison,
+            validity=found,
         )
+
+    def _findings(
+        self,
+        measurement: Measurement,
+        launches: Sequence[LaunchRounds],
+        lookup: Lookup,
+        waived: frozenset[str],
+    ) -> tuple[Finding, ...]:
+        """Return what each rule says of the measurement."""
+        distinct = lookup.metrics.get("distinct_share")
+        runs = [
+            Run.of(
+                measurement,
+                launch,
+                on_cuda=self._settings.device == "cuda",
+                distinct_before=None if distinct is None else distinct.metric.mean,
+            )
+            for launch in launches
+        ]
+        return validity.findings(runs, waived=waived)
 
     def _considered(
         self,
@@ -198,25 +218,6 @@ def _never_gated(measurement: Measurement) -> frozenset[str]:
     return _ACCEPTANCE if measurement.workload.synthetic else frozenset()
 
 
-def _violations(measurement: Measurement, launches: Sequence[LaunchRounds]) -> list[Violation]:
-    """Return what each launch breaks, each rule once."""
-    found: dict[str, Violation] = {}
-    for launch in launches:
-        facts = launch.launch.facts
-        simulated = [f"{name}={facts[f'env.{name}']}" for name in SIMULATED_ACCEPTANCE if f"env.{name}" in facts]
-        run = validity.Run(
-            measurement=measurement,
-            rounds=launch.rounds,
-            drafting=launch.launch.drafting,
-            cache_flushed=launch.launch.cache_flushed,
-            template=launch.template,
-            simulated_acceptance=simulated[0] if simulated else None,
-        )
-        for violation in validity.violations(run):
-            found.setdefault(violation.rule, violation)
-    return list(found.values())
-
-
 def _identity(measurement: Measurement) -> Identity:
     spec = measurement.spec
     # A tiny model is a file made by a script: its content key is its revision.
@@ -232,6 +233,7 @@ def _identity(measurement: Measurement) -> Identity:
         concurrency=measurement.concurrency,
         request_rate=measurement.request_rate,
         chat_template=measurement.chat_template,
+        goodput=None if measurement.goodput is None else measurement.goodput.identity(),
     )
 
 

@@ -10,7 +10,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
+
+from pytest_specdec.observed import GpuSpan, LogSpan, ServerMark
 
 if TYPE_CHECKING:
     from pytest_specdec.spec import ServerSpec
@@ -61,6 +63,24 @@ class Sampling:
             return ""
         content = json.dumps(self.identity(), sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:8]
+
+
+#: What goodput can be limited by, in milliseconds.
+GOODPUT_LIMITS: Final = ("e2e_ms", "tpot_ms", "ttft_ms")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoodputLimits:
+    """What a request has to meet to count for goodput, in milliseconds; None: no such limit."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+    def identity(self) -> dict[str, float]:
+        """The JSON object that stands for these limits in a baseline's identity: those that are stated."""
+        stated = {name: getattr(self, name) for name in GOODPUT_LIMITS}
+        return {name: float(limit) for name, limit in stated.items() if limit is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +136,7 @@ class Measurement:
     """What is measured: server spec x workload x concurrency x output tokens x sampling x chat template or not.
 
     With a ``request_rate`` (requests/s) the loop is open: requests are sent at set times, and ``concurrency`` caps
-    how many run at once.
+    how many run at once. ``goodput`` are the limits under which goodput is counted, None when none are stated.
     """
 
     spec: ServerSpec
@@ -126,6 +146,7 @@ class Measurement:
     sampling: Sampling = field(default_factory=Sampling)
     request_rate: float | None = None
     chat_template: bool = False
+    goodput: GoodputLimits | None = None
 
     @property
     def key(self) -> str:
@@ -185,13 +206,22 @@ class RequestSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One pass over the workload. ``index`` counts from 0 within warm-up and within measured rounds alike."""
+    """One pass over the workload. ``index`` counts from 0 within warm-up and within measured rounds alike.
+
+    ``flush_error`` is why the cache could not be flushed before it, ``client_cpu_share`` the processor time of this
+    process over the round's length. ``log`` is what the server's log said meanwhile, ``gpu`` what ``nvidia-smi``
+    did; each None where it is not known.
+    """
 
     index: int
     warmup: bool
     started_unix_s: float
     wall_s: float
     requests: tuple[RequestSample, ...]
+    flush_error: str | None = None
+    client_cpu_share: float | None = None
+    log: LogSpan | None = None
+    gpu: GpuSpan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +230,20 @@ class Violation:
 
     rule: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one validity rule says of a run. ``reason`` is what was seen, or why it was not looked at.
+
+    ``refuses``: when it is broken the run is invalid; other rules are notes for the reader.
+    """
+
+    rule: str
+    status: Literal["broken", "fine", "not-applicable", "not-checked"]
+    reason: str
+    refuses: bool = True
+    waived: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,13 +279,15 @@ class LaunchRecord:
 class LaunchRounds:
     """The measured rounds that one launch gave one measurement (warm-up rounds kept apart).
 
-    ``template`` is what stood around the prompts, None where they were sent as they are.
+    ``template`` is what stood around the prompts, None where they were sent as they are. ``marks`` tell one start of
+    the server from another: at its readiness, and after the last round.
     """
 
     launch: LaunchRecord
     warmup: tuple[Round, ...]
     rounds: tuple[Round, ...]
     template: ChatTemplate | None = None
+    marks: tuple[ServerMark, ServerMark] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

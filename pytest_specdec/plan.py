@@ -144,6 +144,8 @@ def _difference(one: Measurement, other: Measurement) -> str:
         return f"the content of workload {one.workload.name!r}"
     if one.sampling != other.sampling:
         return "their sampling"
+    if one.goodput != other.goodput:
+        return "their limits for goodput"
     return "their server spec"
 
 

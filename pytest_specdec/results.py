@@ -14,6 +14,7 @@ from pytest_specdec import jsonfile, metrics, stats
 from pytest_specdec.errors import InfrastructureError, MeasurementError
 from pytest_specdec.model import (
     Comparison,
+    Finding,
     LaunchRecord,
     LaunchRounds,
     Measurement,
@@ -82,6 +83,7 @@ class BenchmarkResult:
     """The stored result of one measurement: every metric, every round, and the verdict.
 
     ``by_category`` has an entry for each class of task in the workload, for its own acceptance and speed.
+    ``validity`` is what each validity rule says of it.
     """
 
     measurement: Measurement
@@ -91,6 +93,7 @@ class BenchmarkResult:
     accept_histogram: tuple[int, ...] | None
     comparison: Comparison
     by_category: Mapping[str, CategoryResult] = field(default_factory=dict)
+    validity: tuple[Finding, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -148,17 +151,17 @@ def _answer_name(sample: RequestSample) -> str:
 _OF_A_STREAM: Final = ("decode_tok_s", "accept_length", "verify_rate")
 
 
-def by_category(launches: Sequence[LaunchRounds]) -> dict[str, CategoryResult]:
+def by_category(launches: Sequence[LaunchRounds], measurement: Measurement) -> dict[str, CategoryResult]:
     """Return what each class of task came to, in the order of the prompts.
 
     A round's value is that of the category's requests alone: median decode speed, pooled acceptance. How many other
     streams ran beside them is the measurement's concurrency, whatever their category.
     """
     names = dict.fromkeys(s.category for launch in launches for done in launch.rounds for s in done.requests)
-    return {name: _category(name, launches) for name in names}
+    return {name: _category(name, launches, measurement) for name in names}
 
 
-def _category(name: str, launches: Sequence[LaunchRounds]) -> CategoryResult:
+def _category(name: str, launches: Sequence[LaunchRounds], measurement: Measurement) -> CategoryResult:
     parts = [
         dataclasses.replace(
             launch,
@@ -169,7 +172,7 @@ def _category(name: str, launches: Sequence[LaunchRounds]) -> CategoryResult:
         )
         for launch in launches
     ]
-    values = rounds_by_launch(parts, 1)
+    values = rounds_by_launch(parts, measurement)
     return CategoryResult(
         category=name,
         requests=sum(len(done.requests) for launch in parts for done in launch.rounds),
@@ -177,14 +180,27 @@ def _category(name: str, launches: Sequence[LaunchRounds]) -> CategoryResult:
     )
 
 
-def rounds_by_launch(launches: Sequence[LaunchRounds], concurrency: int) -> dict[str, RoundsByLaunch]:
-    """Every metric's values, a tuple a launch; a metric that a round lacks has no value for that round."""
-    table: dict[str, list[tuple[float, ...]]] = {}
-    per_round = [[metrics.round_metrics(r, concurrency) for r in launch.rounds] for launch in launches]
-    names = {name for launch in per_round for values in launch for name in values}
-    for name in names:
-        table[name] = [tuple(values[name] for values in launch_values if name in values) for launch_values in per_round]
-    return {name: tuple(rows) for name, rows in sorted(table.items())}
+def rounds_by_launch(launches: Sequence[LaunchRounds], measurement: Measurement) -> dict[str, RoundsByLaunch]:
+    """Every metric's values, a tuple a launch; a metric that a round lacks has no value for that round.
+
+    A metric of a whole launch has one value there.
+    """
+    table: list[list[Mapping[str, float]]] = []
+    for launch in launches:
+        per_round = [round_metrics(done, measurement, launch.launch) for done in launch.rounds]
+        table.append([*per_round, metrics.launch_metrics(launch.rounds)])
+    names = {name for rows in table for values in rows for name in values}
+    return {name: tuple(tuple(v[name] for v in rows if name in v) for rows in table) for name in sorted(names)}
+
+
+def round_metrics(done: Round, measurement: Measurement, launch: LaunchRecord) -> dict[str, float]:
+    """Return every metric of one round, with what its server and its measurement add."""
+    return metrics.round_metrics(
+        done,
+        measurement.concurrency,
+        num_draft_tokens=metrics.draft_tokens(launch),
+        limits=measurement.goodput,
+    )
 
 
 def to_json(result: BenchmarkResult) -> dict[str, Any]:
@@ -209,6 +225,11 @@ def to_json(result: BenchmarkResult) -> dict[str, Any]:
         "environment_changes": list(comparison.environment_changes),
         "notes": list(comparison.notes),
         "accept_histogram": None if result.accept_histogram is None else list(result.accept_histogram),
+        "acceptance_by_position": None
+        if result.accept_histogram is None
+        else list(metrics.acceptance_by_position(result.accept_histogram)),
+        "goodput_limits": None if result.measurement.goodput is None else result.measurement.goodput.identity(),
+        "validity": [dataclasses.asdict(finding) for finding in result.validity],
         "metrics": {name: _metric_json(summary) for name, summary in sorted(result.metrics.items())},
         "categories": [_category_json(category) for category in result.by_category.values()],
         "judged": [_verdict_json(judged) for judged in comparison.metrics],
@@ -223,6 +244,8 @@ def _metric_json(summary: MetricSummary) -> dict[str, Any]:
     return {
         "unit": summary.unit,
         "formula": metrics.METRICS[summary.name].formula,
+        "per": metrics.METRICS[summary.name].per,
+        "direction": metrics.METRICS[summary.name].direction,
         "value": summary.value,
         "median": summary.median,
         "low": summary.low,
@@ -292,7 +315,7 @@ class Recorder:
             "key": measurement.key,
             "node": launch.node,
             "launch": launch.index,
-            "metrics": metrics.round_metrics(done, measurement.concurrency),
+            "metrics": round_metrics(done, measurement, launch),
             "accept_histogram": metrics.accept_histogram((done,)),
             "round": dataclasses.asdict(done),
         }

@@ -8,10 +8,13 @@ from pathlib import Path
 
 from pytest_specdec import server
 from pytest_specdec.client import ServerClient, ServerInfo
+from pytest_specdec.clock import Clock
 from pytest_specdec.errors import HostError, InfrastructureError, LaunchError, ServerRequestError
+from pytest_specdec.gpu_watch import GpuWatch
 from pytest_specdec.host_pool import Seat
 from pytest_specdec.hosts import Host
 from pytest_specdec.model import LaunchRecord
+from pytest_specdec.round_watch import LogTail, RoundWatch
 from pytest_specdec.ssh import SshHost
 
 
@@ -19,15 +22,15 @@ class ServerLog:
     """A launch's log: written on the host, kept here."""
 
     def __init__(self, host: Host, kept: Path) -> None:
-        self._host = host
+        self.host = host
         self.kept = kept
         self.written = host.log_dir() / kept.name if isinstance(host, SshHost) else kept
 
     def keep(self) -> None:
         """Bring what there is of it here; a host that is away has said why elsewhere."""
-        if isinstance(self._host, SshHost):
+        if isinstance(self.host, SshHost):
             with contextlib.suppress(HostError):
-                self._host.fetch(self.written, self.kept)
+                self.host.fetch(self.written, self.kept)
 
 
 class ServedHere:
@@ -72,6 +75,18 @@ class ServedHere:
         """Around requests: see :meth:`pytest_specdec.server.RunningServer.in_use`."""
         return self._running.in_use()
 
+    def own_pids(self) -> tuple[int, ...]:
+        """Return the ids, on its host, of its processes."""
+        return self._running.process.members()
+
+    def watch(self, clock: Clock) -> RoundWatch:
+        """Return what looks at its log, and at its host's GPUs where it runs on them."""
+        tail = LogTail(self._log.host, self._log.written)
+        gpus = None
+        if self.info.args.get("device", "cuda") == "cuda" and not self._running.spec.runs_on_cpu:
+            gpus = GpuWatch(self._log.host, log_path=self._log.written, own=self.own_pids, clock=clock)
+        return RoundWatch(log=tail, gpus=gpus)
+
     def check_alive(self) -> None:
         """Raise with the reason when it has died."""
         self._running.check_alive()
@@ -98,6 +113,11 @@ class ServedThere:
     def url(self) -> str:
         """Where it answers."""
         return self.client.base_url
+
+    @staticmethod
+    def watch(_clock: Clock) -> RoundWatch:
+        """Return what looks at nothing: of its host nothing is known."""
+        return RoundWatch()
 
     @property
     def log_path(self) -> Path:

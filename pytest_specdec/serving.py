@@ -10,16 +10,23 @@ from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pytest_specdec import attach, bench, chat_template, engine_env, fingerprint, gpus, metrics, preflight, server
 from pytest_specdec.client import ServerClient
 from pytest_specdec.clock import Clock, SystemClock
-from pytest_specdec.errors import DisagreementError, HostError, InfrastructureError, LaunchError
+from pytest_specdec.errors import (
+    DisagreementError,
+    HostError,
+    InfrastructureError,
+    LaunchError,
+    ServerRequestError,
+)
 from pytest_specdec.host_pool import HostPool, Seat
 from pytest_specdec.hosts import Host, LocalHost, PythonFound, find_python
 from pytest_specdec.launch_history import LaunchHistory, PastLaunch
 from pytest_specdec.model import ChatTemplate, LaunchRecord, LaunchRounds, Round
+from pytest_specdec.observed import ServerMark
 from pytest_specdec.plan import PlannedMeasurement
 from pytest_specdec.pool import Served
 from pytest_specdec.preflight import Preflight
@@ -32,9 +39,6 @@ from pytest_specdec.spec import ServerSpec
 Notify = Callable[[str], None]
 #: Shows how far a launch is; None when none is waited for any more.
 Show = Callable[[Progress | None], None]
-
-#: What changes acceptance without changing a model: never a baseline.
-SIMULATED_ACCEPTANCE: Final = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")
 
 
 class Serving:
@@ -247,6 +251,7 @@ class Serving:
             **({} if seat.claim.gpus is None else {"shared_host_gpus": ",".join(seat.claim.gpus)}),
             **({} if found is None else fingerprint.engine_facts(self.host, found.path)),
             **fingerprint.environment_variables({**self.host.environ(), **spec.env, **seat.env}),
+            **fingerprint.simulated_acceptance(self.host, running.process.members()),
             **info.facts,
         }
         return LaunchRecord(
@@ -283,7 +288,7 @@ class Serving:
                 + (f", accept length {found['accept_length']:.3f}" if "accept_length" in found else "")
             )
 
-        with served.in_use():
+        with served.in_use(), served.watch(self._clock) as watch:
             warmup, rounds = bench.measure(
                 served.client,
                 measurement,
@@ -293,8 +298,18 @@ class Serving:
                 template=template,
                 clock=self._clock,
                 on_round=on_round,
+                watch=watch,
             )
-        return LaunchRounds(launch=served.record, warmup=warmup, rounds=rounds, template=template)
+        marks = self._marks(served)
+        return LaunchRounds(launch=served.record, warmup=warmup, rounds=rounds, template=template, marks=marks)
+
+    @staticmethod
+    def _marks(served: ServedHere | ServedThere) -> tuple[ServerMark, ServerMark] | None:
+        """Which start of the server it was at readiness, and which it is now; None when it doesn't say."""
+        try:
+            return served.info.mark, served.client.server_info().mark
+        except ServerRequestError:
+            return None
 
     def _template(self, spec: ServerSpec) -> ChatTemplate:
         """The chat template of a spec's model, asked for once. Raises :class:`HostError` when it can't be used."""

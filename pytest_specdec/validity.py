@@ -1,189 +1,167 @@
 """Whether a run may be judged at all: named rules, each with its reason.
 
-A rule that does not apply says nothing. A test may waive a rule by name; what was waived is printed.
+Each rule answers that it is broken, fine, does not apply, or could not be checked, the last two with why. A test may
+waive a rule by name; what was waived is printed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
-from pytest_specdec import stats
-from pytest_specdec.conversation import as_sent
-from pytest_specdec.model import ChatTemplate, Measurement, RequestSample, Round, Violation
-
-#: At most this far from 1.0, nothing was accepted. An absolute bound: near 1.0 a percentage means nothing.
-_NOTHING_ACCEPTED: Final = 0.005
-#: Below this share of distinct 4-grams a text is repetition, which any drafter predicts.
-_LEAST_DISTINCT: Final = 0.1
-_SHORTEST_JUDGED_TEXT: Final = 32
-#: Cached prompt tokens that do not speak of a warm cache: a beginning-of-text token and a template's first.
-_CACHED_ALLOWANCE: Final = 2
+from pytest_specdec import validity_machine, validity_requests, validity_server
+from pytest_specdec.model import Finding, Violation
+from pytest_specdec.validity_run import Answer, Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What the rules look at: the measured rounds of one launch, and what is known about its server."""
+class Rule:
+    """A rule: where it applies, what breaks it (both for people), and the function that looks.
 
-    measurement: Measurement
-    rounds: Sequence[Round]
-    drafting: bool
-    cache_flushed: bool = True
-    template: ChatTemplate | None = None
-    simulated_acceptance: str | None = None
-
-    def samples(self) -> Iterator[RequestSample]:
-        """Every request that was answered."""
-        return (sample for done in self.rounds for sample in done.requests if sample.error is None)
-
-
-def _request_error(run: Run) -> str | None:
-    failed = [sample for done in run.rounds for sample in done.requests if sample.error is not None]
-    if not failed:
-        return None
-    total = sum(len(done.requests) for done in run.rounds)
-    return f"{len(failed)} of {total} requests failed; the first, {failed[0].prompt_id}: {failed[0].error}"
-
-
-def _output_length(run: Run) -> str | None:
-    wanted = run.measurement.output_tokens
-    wrong = [s for s in run.samples() if s.completion_tokens != wanted or s.finish_reason != "length"]
-    if not wrong:
-        return None
-    first = wrong[0]
-    return (
-        f"{len(wrong)} requests did not end at {wanted} tokens; the first, {first.prompt_id}: "
-        f"{first.completion_tokens} tokens, finish reason {first.finish_reason!r}. "
-        "Rounds of different lengths can't be compared"
-    )
-
-
-def _missing_spec_verify_ct(run: Run) -> str | None:
-    if not run.drafting:
-        return None
-    missing = sum(sample.verify_steps is None for sample in run.samples())
-    if not missing:
-        return None
-    return (
-        f"the server drafts, but {missing} requests came without spec_verify_ct, so the accept length is not "
-        "known (not 1.0); is it a version before 0.4.2, or a proxy that drops meta_info?"
-    )
-
-
-def _not_drafting(run: Run) -> str | None:
-    samples = list(run.samples())
-    if not run.drafting or not samples or any(sample.verify_steps is None for sample in samples):
-        return None
-    verified = sum(sample.verify_steps or 0 for sample in samples)
-    if verified == 0:
-        return "the server drafts, but made no verify step"
-    length = sum(sample.completion_tokens - sample.first_chunk_tokens for sample in samples) / verified
-    if abs(length - 1.0) > _NOTHING_ACCEPTED:
-        return None
-    return (
-        f"accept length is {length:.3f}: the server drafts and no draft token is ever right. Draft and target "
-        "do not match (algorithm EAGLE with an EAGLE3 draft is silent, so is an untrained draft)"
-    )
-
-
-def _cached_tokens(run: Run) -> str | None:
-    """Compare with what a round's own prompts share.
-
-    A token stands for at least one byte, so a prompt can find no more tokens cached than the bytes it shares
-    with the beginning of another prompt, a chat template's included; one that begins with the whole of another can
-    also find that one's output. A prompt that is sent twice may find all of itself, and a further turn the request
-    before it and its answer. Of the requests sent first, as many as run beside each other, one comes before any
-    other and finds nothing. Where the cache was left as it was on purpose, there is nothing to compare with.
+    ``refuses``: a run that breaks it is invalid; one that doesn't refuse is shown as a note.
     """
-    if not run.cache_flushed:
-        return None
-    allowed = _cached_allowances(run)
-    for done in run.rounds:
-        answered = [sample for sample in done.requests if sample.error is None]
-        first = sorted(answered, key=lambda sample: sample.sent_s)[: run.measurement.concurrency]
-        if first and (least := min(sample.cached_tokens for sample in first)) > _CACHED_ALLOWANCE:
-            return (
-                f"round {done.index + 1}: each of the first {len(first)} requests found at least {least} prompt tokens "
-                "cached after a flush: something else uses the server"
-            )
-        copied = {sample.prompt_id.partition("#")[0] for sample in answered if "#" in sample.prompt_id}
-        earlier = {(sample.prompt_id, sample.turn): sample for sample in answered}
-        for sample in answered:
-            most = allowed.get(sample.prompt_id)
-            before = earlier.get((sample.prompt_id, sample.turn - 1))
-            if before is not None and "#" not in sample.prompt_id:
-                most = before.prompt_tokens + before.completion_tokens + _CACHED_ALLOWANCE
-            if most is not None and sample.prompt_id not in copied and sample.cached_tokens > most:
-                return (
-                    f"round {done.index + 1}: {sample.prompt_id} found {sample.cached_tokens} of its "
-                    f"{sample.prompt_tokens} prompt tokens cached, at most {most} can come from the round's other "
-                    "prompts: something else uses the server"
-                )
-    return None
+
+    applies: str
+    broken_when: str
+    check: Callable[[Run], Answer]
+    refuses: bool = True
 
 
-def _cached_allowances(run: Run) -> dict[str, int]:
-    """The most tokens that each prompt can find cached when every prompt is sent once."""
-    sent = as_sent(run.measurement.workload.prompts, run.template)
-    texts = sorted((prompt.input_ids or tuple(prompt.text.encode()), prompt.id) for prompt in sent)
-    most = dict.fromkeys((prompt_id for _, prompt_id in texts), 0)
-    # In sorted order the longest common beginning is with a neighbour, and a text follows those it begins with.
-    for (one, one_id), (other, other_id) in pairwise(texts):
-        unequal = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-        shared = next(unequal, min(len(one), len(other)))
-        most[one_id] = max(most[one_id], shared)
-        most[other_id] = max(most[other_id], shared)
-    begun: list[tuple[int, ...]] = []
-    for text, prompt_id in texts:
-        while begun and text[: len(begun[-1])] != begun[-1]:
-            begun.pop()
-        if begun:
-            most[prompt_id] = max(most[prompt_id], len(begun[-1]) + run.measurement.output_tokens)
-        begun.append(text)
-    return {prompt_id: tokens + _CACHED_ALLOWANCE for prompt_id, tokens in most.items()}
-
-
-def _simulated_acceptance(run: Run) -> str | None:
-    if run.simulated_acceptance is None:
-        return None
-    return f"acceptance is simulated ({run.simulated_acceptance}): it says nothing about the drafter"
-
-
-def distinct_share(output_ids: Sequence[int], n: int = 4) -> float | None:
-    """Distinct n-grams / all n-grams of a text; None for a text too short to tell."""
-    if len(output_ids) < _SHORTEST_JUDGED_TEXT:
-        return None
-    grams = [tuple(output_ids[i : i + n]) for i in range(len(output_ids) - n + 1)]
-    return len(set(grams)) / len(grams)
-
-
-def _degenerate_output(run: Run) -> str | None:
-    shares = [share for s in run.samples() if (share := distinct_share(s.output_ids)) is not None]
-    if not shares or stats.median(shares) >= _LEAST_DISTINCT:
-        return None
-    return (
-        f"the median answer has {stats.median(shares):.1%} distinct 4-grams: the model repeats itself, and "
-        "repetition is drafted for free"
-    )
-
-
-RULES: Final[Mapping[str, Callable[[Run], str | None]]] = MappingProxyType(
+RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     {
-        "request-error": _request_error,
-        "output-length": _output_length,
-        "missing-spec-verify-ct": _missing_spec_verify_ct,
-        "not-drafting": _not_drafting,
-        "cached-tokens": _cached_tokens,
-        "simulated-acceptance": _simulated_acceptance,
-        "degenerate-output": _degenerate_output,
+        "request-error": Rule(
+            applies="always",
+            broken_when="a request failed, timed out, or its connection dropped",
+            check=validity_requests.request_error,
+        ),
+        "output-length": Rule(
+            applies="always",
+            broken_when="an answer has not exactly the tokens asked for, or ended for another reason",
+            check=validity_requests.output_length,
+        ),
+        "missing-spec-verify-ct": Rule(
+            applies="drafting servers",
+            broken_when="a request came without `spec_verify_ct`: the accept length is not known, and that is not 1.0",
+            check=validity_requests.missing_spec_verify_ct,
+        ),
+        "not-drafting": Rule(
+            applies="drafting servers",
+            broken_when="the accept length is 1.000 (within 0.005): no draft token is ever right. Algorithm EAGLE with "
+            "an EAGLE3 draft does this silently",
+            check=validity_requests.not_drafting,
+        ),
+        "flush-failed": Rule(
+            applies="unless the cache is left as it is (`--specdec-url` without `--specdec-url-flush`)",
+            broken_when="the server refused to empty its prefix cache before a measured round",
+            check=validity_server.flush_failed,
+        ),
+        "cached-tokens": Rule(
+            applies="unless the cache is left as it is",
+            broken_when="more prompt tokens were cached than the round's own prompts, their chat template and earlier "
+            "turns share: something else uses the server",
+            check=validity_requests.cached_tokens,
+        ),
+        "degenerate-output": Rule(
+            applies="answers of 32 tokens and more",
+            broken_when="the median answer has less than half of the distinct 4-grams that the baseline's had "
+            "(`distinct_share`), or, where that is not known, fewer than 10 %: repetition is drafted for free",
+            check=validity_requests.degenerate_output,
+        ),
+        "simulated-acceptance": Rule(
+            applies="servers that this session started",
+            broken_when="`SGLANG_SIMULATE_ACC_LEN` (or `SIMULATE_ACC_LEN`) is above zero in the server's environment",
+            check=validity_server.simulated_acceptance,
+        ),
+        "cuda-graphs-off": Rule(
+            applies="CUDA",
+            broken_when="more than a tenth of the decode lines of the rounds say `cuda graph: False`, or the batch "
+            "(requests a data-parallel rank) is above the largest that graphs were captured for",
+            check=validity_server.cuda_graphs_off,
+        ),
+        "running-batch-below-concurrency": Rule(
+            applies="concurrency above 1, closed loop",
+            broken_when="the server's limit on running requests is below the concurrency, or the fullest decode line "
+            "has less than 90 % of it",
+            check=validity_server.running_batch_below_concurrency,
+        ),
+        "retraction": Rule(
+            applies="servers whose log is known",
+            broken_when="the log says during a round that requests were retracted for want of KV cache",
+            check=validity_server.retraction,
+        ),
+        "server-restarted": Rule(
+            applies="always",
+            broken_when="the log of a round holds a start, or random seed or start-up times in `/server_info` are not "
+            "those at readiness",
+            check=validity_server.server_restarted,
+        ),
+        "client-cpu-saturated": Rule(
+            applies="rounds of 0.5 s and more",
+            broken_when="this process used more than 90 % of a core during a round",
+            check=validity_machine.client_cpu_saturated,
+        ),
+        "foreign-gpu-process": Rule(
+            applies="CUDA, servers that this session started",
+            broken_when="a process that the server did not start was on one of its GPUs during a round",
+            check=validity_machine.foreign_gpu_process,
+        ),
+        "gpu-slowdown": Rule(
+            applies="CUDA, servers that this session started",
+            broken_when="a hardware or thermal slowdown was active on one of its GPUs during a round; a power cap is "
+            "recorded, not refused",
+            check=validity_machine.gpu_slowdown,
+        ),
+        "server-times-disagree": Rule(
+            applies="where the server tells its times",
+            broken_when="the client's end-to-end times are more than 2 % from the server's `e2e_latency` (median), or "
+            "its decode throughput from the server's `decode_throughput`: shown as a note, the run stays valid",
+            check=validity_server.server_times_disagree,
+            refuses=False,
+        ),
     }
 )
+#: Of several launches, the first of these that any of them has is what the run has.
+_WORST_FIRST: Final = ("broken", "not-checked", "fine", "not-applicable")
 
 
-def violations(run: Run) -> tuple[Violation, ...]:
-    """Return every rule that the run breaks, waived ones too."""
-    found = ((name, rule(run)) for name, rule in RULES.items())
-    return tuple(Violation(rule=name, reason=reason) for name, reason in found if reason is not None)
+def findings(runs: Sequence[Run], *, waived: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
+    """Return what every rule says of a measurement: of all its launches, the worst answer.
+
+    One launch that breaks a rule spoils the measurement; one that could not be checked leaves it unchecked.
+    """
+    return tuple(
+        Finding(
+            rule=name,
+            status=answer.status,
+            reason=answer.reason,
+            refuses=rule.refuses,
+            waived=name in waived and answer.status == "broken",
+        )
+        for name, rule in RULES.items()
+        if (answer := _worst([rule.check(run) for run in runs])) is not None
+    )
+
+
+def _worst(answers: Sequence[Answer]) -> Answer | None:
+    return min(answers, key=lambda answer: _WORST_FIRST.index(answer.status), default=None)
+
+
+def violations(found: Sequence[Finding]) -> tuple[Violation, ...]:
+    """Return what keeps a run from being judged."""
+    return tuple(
+        Violation(rule=finding.rule, reason=finding.reason)
+        for finding in found
+        if finding.status == "broken" and finding.refuses and not finding.waived
+    )
+
+
+def notes(found: Sequence[Finding]) -> list[str]:
+    """Return what a reader has to know all the same: what was waived, and rules that do not refuse."""
+    said = [f"waived {finding.rule}: {finding.reason}" for finding in found if finding.waived]
+    return said + [
+        f"{finding.rule}: {finding.reason}"
+        for finding in found
+        if finding.status == "broken" and not finding.refuses and not finding.waived
+    ]

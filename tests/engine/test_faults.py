@@ -23,6 +23,7 @@ from pytest_specdec import ServerSpec, validity
 from pytest_specdec.hosts import Process
 from pytest_specdec.model import Measurement, Prompt, Workload
 from pytest_specdec.server import RunningServer
+from pytest_specdec.validity_run import Run
 from tests.engine.faults import (
     DETOKENIZER,
     OUTPUT_TOKENS,
@@ -337,7 +338,7 @@ def test_prompt_too_long(engine: Engine, healthy: RunningServer, row: Row) -> No
     (done,), told = engine.measured(healthy, measurement=measurement, rounds=1)
 
     assert told is None
-    (found,) = validity.violations(validity.Run(measurement=measurement, rounds=[done], drafting=False))
+    (found,) = validity.violations(validity.findings([Run(measurement=measurement, rounds=[done], drafting=False)]))
     row(
         failure="a prompt longer than the model's context",
         injected="40,002 tokens for a context of 8,192",

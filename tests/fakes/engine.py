@@ -13,6 +13,9 @@ A spec's environment drives it:
                        ``stubborn``: ignore SIGTERM
 ``FAKE_LOAD_S``        seconds between the weights and the ready line, default 0
 ``FAKE_READY``         a file that gets the time, in seconds since the epoch, at which the ready line was printed
+``FAKE_SAY``           a line that its log gets with each streamed request
+``FAKE_NO_FLUSH``      set: it refuses to flush its cache (404)
+``FAKE_GPU``           a directory whose ``processes.csv`` gets a row for this process, as ``nvidia-smi`` shows it
 ``FAKE_COUNTER``       a file that gets a line for each launch
 ``FAKE_REQUESTS``      a file that gets a line for each POST
 """
@@ -81,6 +84,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.refused():
             return
         if self.path.startswith("/flush_cache"):
+            if "FAKE_NO_FLUSH" in os.environ:
+                self.answer(404, b"no such path", "text/plain")
+                return
             self.answer(200, b"Cache flushed.\n", "text/plain")
             return
         request = json.loads(body)
@@ -91,6 +97,8 @@ class Handler(BaseHTTPRequestHandler):
             log("Scheduler hit an exception: Traceback (most recent call last):")
             print("RuntimeError: CUDA error: an illegal memory access was encountered", flush=True)
             os._exit(1)
+        if "FAKE_SAY" in os.environ:
+            log(os.environ["FAKE_SAY"])
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -161,6 +169,9 @@ def serve() -> None:
     if counter:
         with Path(counter).open("a") as file:
             file.write(" ".join(sys.argv[1:]) + "\n")
+    if "FAKE_GPU" in os.environ:
+        with (Path(os.environ["FAKE_GPU"]) / "processes.csv").open("a") as file:
+            file.write(f"GPU-0, {os.getpid()}, sglang::scheduler\n")
     death = os.environ.get("FAKE_DIE")
     if death == "flag":
         print("usage: sglang serve [-h] --model-path MODEL_PATH")

@@ -16,6 +16,7 @@ class FakeClock:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.cpu = 0.0
         self.diary: list[tuple[float, Callable[[], None]]] = []
 
     def monotonic(self) -> float:
@@ -23,6 +24,9 @@ class FakeClock:
 
     def time(self) -> float:
         return 1_800_000_000.0 + self.now
+
+    def cpu_s(self) -> float:
+        return self.cpu
 
     def sleep(self, seconds: float) -> None:
         self.now = round(self.now + seconds, 6)

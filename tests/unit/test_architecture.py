@@ -14,12 +14,16 @@ import pytest_specdec
 PACKAGE = Path(pytest_specdec.__file__).parent
 
 LAYERS: dict[int, set[str]] = {
-    0: {"errors", "host_locks", "commandline", "flags", "flag_probe", "guard", "spec", "model"},
+    0: {"observed", "errors", "host_locks", "commandline", "flags", "flag_probe", "guard", "spec", "model"},
     1: {
         "arrivals",
         "stats",
         "metrics",
         "validity",
+        "validity_run",
+        "validity_requests",
+        "validity_server",
+        "validity_machine",
         "settings",
         "jsonfile",
         "workloads",
@@ -46,6 +50,7 @@ LAYERS: dict[int, set[str]] = {
         "launch_history",
         "log_trouble",
         "logwatch",
+        "decode_log",
         "progress",
         "fingerprint",
         "engine_env",
@@ -62,7 +67,18 @@ LAYERS: dict[int, set[str]] = {
         "ssh_process",
         "supervisor",
     },
-    3: {"occupancy", "server", "readiness", "in_use", "stopping", "bench", "preflight", "chat_template"},
+    3: {
+        "occupancy",
+        "server",
+        "readiness",
+        "in_use",
+        "stopping",
+        "bench",
+        "preflight",
+        "chat_template",
+        "gpu_watch",
+        "round_watch",
+    },
     4: {
         "attach",
         "host_pool",

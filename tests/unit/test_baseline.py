@@ -347,8 +347,8 @@ def test_the_schema_is_itself_valid_and_names_the_keys_that_the_program_writes()
     document = to_document(read_baseline(VERSION_1))
 
     assert set(document) == set(SCHEMA["properties"])
-    # What a closed loop of raw text leaves out.
-    optional = {"request_rate", "chat_template"}
+    # What a closed loop of raw text without limits leaves out.
+    optional = {"request_rate", "chat_template", "goodput"}
     assert set(document["identity"]) | optional == set(SCHEMA["properties"]["identity"]["properties"])
     assert {*document["provenance"], "note"} == set(SCHEMA["properties"]["provenance"]["properties"])
     assert set(document["metrics"]["decode_tok_s"]) == set(SCHEMA["$defs"]["metric"]["properties"])
@@ -480,3 +480,37 @@ def test_a_file_that_names_no_request_rate_is_of_a_closed_loop() -> None:
     check = check_identity(read_baseline(VERSION_1), dataclasses.replace(IDENTITY, request_rate=4.0))
 
     assert check.differing == (("request_rate", None, 4.0),)
+
+
+def test_limits_for_goodput_are_written_when_they_are_stated_and_read_back(tmp_path: Path) -> None:
+    limited = dataclasses.replace(IDENTITY, goodput={"ttft_ms": 500.0, "tpot_ms": 25.0})
+    write_baseline(tmp_path / "a.json", baseline(limited))
+
+    document = json.loads((tmp_path / "a.json").read_text())
+    jsonschema.validate(document, SCHEMA)
+    assert document["identity"]["goodput"] == {"tpot_ms": 25, "ttft_ms": 500}
+    assert read_baseline(tmp_path / "a.json").identity == limited
+    assert "goodput" not in to_document(baseline())["identity"]
+
+
+@pytest.mark.parametrize("limits", [{"ttft": 500}, {"ttft_ms": 0}, {"ttft_ms": "fast"}, None])
+def test_limits_that_are_none_are_refused_in_a_file(tmp_path: Path, limits: object) -> None:
+    document = {**to_document(baseline()), "identity": {**to_document(baseline())["identity"], "goodput": limits}}
+    (tmp_path / "a.json").write_text(json.dumps(document), encoding="utf-8")
+
+    with pytest.raises(BaselineFileError, match=r"identity\.goodput"):
+        read_baseline(tmp_path / "a.json")
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, SCHEMA)
+
+
+def test_other_limits_are_another_identity() -> None:
+    limited = dataclasses.replace(IDENTITY, goodput={"ttft_ms": 500.0})
+    other = dataclasses.replace(IDENTITY, goodput={"ttft_ms": 400.0})
+
+    assert check_identity(baseline(limited), limited).differing == ()
+    assert check_identity(baseline(limited), other).differing == (("goodput", {"ttft_ms": 500.0}, {"ttft_ms": 400.0}),)
+    assert check_identity(baseline(), limited).differing == (("goodput", None, {"ttft_ms": 500.0}),)
+    assert check_identity(baseline(IDENTITY, DOCUMENT), limited).differing == ()
+    assert "goodput" in check_identity(baseline(IDENTITY, DOCUMENT), limited).unknown
+    assert "goodput" not in check_identity(baseline(IDENTITY, DOCUMENT), IDENTITY).unknown

@@ -9,20 +9,30 @@ from pytest_specdec import bench
 from pytest_specdec.arrivals import arrival_times
 from pytest_specdec.client import ServerClient
 from pytest_specdec.clock import SystemClock
-from pytest_specdec.errors import ServerRequestError
+from pytest_specdec.errors import ServerRefusedError, ServerRequestError
 from pytest_specdec.metrics import round_metrics
 from pytest_specdec.model import ChatTemplate, Prompt, RequestSample, Round, Sampling
+from pytest_specdec.observed import GpuSpan, LogSpan, Seen
 from tests.fakes.host import FakeClock
 from tests.fakes.samples import measurement, sample
 from tests.fakes.sglang_server import FakeSGLang
 
 
 class FakeServer:
-    """Takes 2 s for a load and notes what it is asked; refuses the flush of that number."""
+    """Takes 2 s for a load and notes what it is asked; refuses the flush, and the load, of that number."""
 
-    def __init__(self, clock: FakeClock, *, refused_flush: int | None = None) -> None:
+    def __init__(
+        self,
+        clock: FakeClock,
+        *,
+        refused_flush: int | None = None,
+        refused_load: int | None = None,
+        cpu_s: float = 0.0,
+    ) -> None:
         self.clock = clock
         self.refused_flush = refused_flush
+        self.refused_load = refused_load
+        self.cpu_s = cpu_s
         self.asked: list[str] = []
         self.loads: list[dict[str, object]] = []
         self.error: str | None = None
@@ -31,7 +41,7 @@ class FakeServer:
     def flush_cache(self) -> None:
         self.asked.append("flush")
         if self.asked.count("flush") == self.refused_flush:
-            raise ServerRequestError("POST /flush_cache: HTTP 400: requests are running")
+            raise ServerRefusedError("POST /flush_cache: HTTP 400: requests are running")
 
     def load(
         self,
@@ -58,8 +68,11 @@ class FakeServer:
                 "request_rate": request_rate,
             }
         )
+        if self.asked.count("load") == self.refused_load:
+            raise ServerRequestError("no connection for the load")
         began = clock()
         self.clock.sleep(2.0)
+        self.clock.cpu += self.cpu_s
         return clock() - began, tuple(sample(prompt.id, error=self.error) for prompt in prompts)
 
 
@@ -83,9 +96,9 @@ def test_a_round_is_handed_on_before_the_next_can_fail() -> None:
     clock = FakeClock()
     handed_on: list[Round] = []
 
-    with pytest.raises(ServerRequestError, match="requests are running"):
+    with pytest.raises(ServerRequestError, match="no connection"):
         bench.measure(
-            FakeServer(clock, refused_flush=3),
+            FakeServer(clock, refused_load=3),
             measurement("one"),
             rounds=2,
             warmup=1,
@@ -108,6 +121,91 @@ def test_a_server_that_stops_answering_is_told_with_what_went_wrong_before() -> 
         "POST /flush_cache: HTTP 400: requests are running; 2 of 2 requests of the round before had failed, "
         "the first, p1: no whole answer within 184 s"
     )
+
+
+def test_a_refused_flush_is_told_by_its_round() -> None:
+    clock = FakeClock()
+
+    _, rounds = bench.measure(
+        FakeServer(clock, refused_flush=2),
+        measurement("one"),
+        rounds=3,
+        warmup=0,
+        clock=clock,
+        on_round=lambda _: None,
+    )
+
+    refused = "POST /flush_cache: HTTP 400: requests are running"
+    assert [done.flush_error for done in rounds] == [None, refused, None]
+
+
+class SilentServer(FakeServer):
+    """Does not answer a flush."""
+
+    def flush_cache(self) -> None:
+        raise ServerRequestError("POST /flush_cache: no answer within 5 s")
+
+
+def test_a_server_that_does_not_answer_a_flush_is_not_measured() -> None:
+    clock = FakeClock()
+    server = SilentServer(clock)
+
+    with pytest.raises(ServerRequestError, match="no answer within 5 s"):
+        bench.measure(server, measurement("one"), rounds=1, warmup=0, clock=clock, on_round=lambda _: None)
+
+    assert server.asked == []
+
+
+def test_a_cache_that_is_left_alone_is_not_flushed() -> None:
+    clock = FakeClock()
+    server = FakeServer(clock)
+
+    bench.measure(server, measurement("one"), rounds=1, warmup=0, flush=False, clock=clock, on_round=lambda _: None)
+
+    assert server.asked == ["load"]
+
+
+class FakeWatch:
+    """Notes when it begins and ends, and saw one start of the server a round."""
+
+    def __init__(self, asked: list[str]) -> None:
+        self.asked = asked
+
+    def begin(self) -> None:
+        self.asked.append("begin")
+
+    def end(self) -> Seen:
+        self.asked.append("end")
+        return Seen(log=LogSpan(decode=(), retractions=(), restarts=1), gpu=GpuSpan(unknown="none here"))
+
+
+def test_a_round_is_watched_from_after_its_flush_to_its_last_answer() -> None:
+    clock = FakeClock()
+    server = FakeServer(clock)
+
+    _, rounds = bench.measure(
+        server,
+        measurement("one"),
+        rounds=1,
+        warmup=0,
+        clock=clock,
+        on_round=lambda _: None,
+        watch=FakeWatch(server.asked),
+    )
+
+    assert server.asked == ["flush", "begin", "load", "end"]
+    assert rounds[0].log == LogSpan(decode=(), retractions=(), restarts=1)
+    assert rounds[0].gpu == GpuSpan(unknown="none here")
+
+
+def test_a_round_tells_how_much_of_a_core_the_client_took() -> None:
+    clock = FakeClock()
+
+    _, rounds = bench.measure(
+        FakeServer(clock, cpu_s=0.5), measurement("one"), rounds=2, warmup=0, clock=clock, on_round=lambda _: None
+    )
+
+    assert [done.client_cpu_share for done in rounds] == [0.25, 0.25]
 
 
 def test_a_load_is_what_the_measurement_says_with_its_deadlines() -> None:
@@ -198,21 +296,21 @@ def test_a_whole_measurement_over_http() -> None:
         assert round_metrics(done, 2)["accept_length_sglang"] == 3.2
 
 
-def test_a_server_whose_flush_fails_is_not_measured() -> None:
+def test_a_server_that_refuses_to_flush_is_measured_and_says_so() -> None:
     with FakeSGLang() as server:
-        server.instead["POST /flush_cache"] = (400, b"Flush cache failed: 1 request is running")
+        server.instead["POST /flush_cache"] = (404, b"no such path")
 
-        with pytest.raises(ServerRequestError, match="Flush cache failed: 1 request is running"):
-            bench.measure(
-                ServerClient(server.url),
-                measurement("one"),
-                rounds=1,
-                warmup=0,
-                clock=SystemClock(),
-                on_round=lambda _: None,
-            )
+        _, rounds = bench.measure(
+            ServerClient(server.url),
+            measurement("one"),
+            rounds=1,
+            warmup=0,
+            clock=SystemClock(),
+            on_round=lambda _: None,
+        )
 
-    assert server.seen.generate == []
+    assert rounds[0].flush_error is not None
+    assert "no such path" in rounds[0].flush_error
 
 
 def test_a_template_is_put_around_every_prompt_and_turns_take_their_time() -> None:

@@ -3,11 +3,13 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from pytest_specdec.client import ServerClient, parse_server_info
 from pytest_specdec.errors import ServerRequestError
+from pytest_specdec.observed import ServerMark
 from tests.fakes.host import FakeClock
 from tests.fakes.sglang_server import Answers, FakeSGLang, output_ids
 
@@ -54,6 +56,22 @@ def test_server_info_tells_the_arguments_and_the_capacities() -> None:
         "decode_cuda_graph_bs": [1, 2, 4],
         "max_running_requests": 48,
     }
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        ({}, True),
+        ({"random_seed": 8}, False),
+        ({"startup_time": {"load_weight": 2.0}}, False),
+        ({"version": "1"}, True),
+    ],
+)
+def test_another_start_of_a_server_has_another_mark(changed: dict[str, Any], same: bool) -> None:
+    answer: dict[str, Any] = {"random_seed": 7, "startup_time": {"load_weight": 1.5}, "version": "0.5.23"}
+
+    assert (parse_server_info(answer).mark == parse_server_info({**answer, **changed}).mark) is same
+    assert parse_server_info({}).mark == ServerMark()
 
 
 def test_server_info_holds_no_secret() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_specdec.declare import Declaration, Skip, resolve
 from pytest_specdec.errors import UserInputError
-from pytest_specdec.model import Sampling
+from pytest_specdec.model import GoodputLimits, Sampling
 from pytest_specdec.plan import PlannedTest
 from pytest_specdec.settings import Settings
 from pytest_specdec.spec import ServerSpec
@@ -254,3 +254,20 @@ def test_a_request_rate_that_is_none_is_refused(rate: object) -> None:
         UserInputError, match=r"marker specdec\(request_rate=...\): expected requests per second, a num"
     ):
         planned(says({"workload": "smoke", "request_rate": rate}))
+
+
+@pytest.mark.parametrize("given", [{"ttft_ms": 500, "tpot_ms": 25.5}, GoodputLimits(ttft_ms=500, tpot_ms=25.5)])
+def test_limits_for_goodput_are_part_of_the_measurement(given: object) -> None:
+    test = resolve(says({"workload": "smoke", "goodput": given}), settings())
+
+    assert isinstance(test, PlannedTest)
+    assert test.measurement is not None
+    assert test.measurement.goodput == GoodputLimits(ttft_ms=500.0, tpot_ms=25.5)
+
+
+@pytest.mark.parametrize("given", [{}, {"ttft": 500}, {"ttft_ms": 0}, {"ttft_ms": True}, {"ttft_ms": "fast"}, 500])
+def test_limits_for_goodput_that_can_not_be_are_refused(given: object) -> None:
+    with pytest.raises(
+        UserInputError, match=r'marker specdec\(goodput=...\): expected limits in milliseconds, .*"ttft_ms"'
+    ):
+        resolve(says({"workload": "smoke", "goodput": given}), settings())

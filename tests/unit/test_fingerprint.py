@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from pytest_specdec.errors import HostError
-from pytest_specdec.fingerprint import engine_facts, environment_variables, git_commit, node_facts, slug
+from pytest_specdec.fingerprint import (
+    engine_facts,
+    environment_variables,
+    git_commit,
+    node_facts,
+    simulated_acceptance,
+    slug,
+)
 from pytest_specdec.hosts import Completed, LocalHost
 from tests.fakes.host import FakeHost, told
 
@@ -205,3 +212,19 @@ def test_a_real_repository_tells_its_commit(tmp_path: Path) -> None:
     assert git_commit(LocalHost(), tmp_path) == commit
     (tmp_path / "a").write_text("2")
     assert git_commit(LocalHost(), tmp_path) == f"{commit}+"
+
+
+def test_acceptance_that_a_launcher_simulates_is_found_in_the_servers_own_environment() -> None:
+    host = FakeHost()
+    host.write(Path("/proc/10/environ"), "PATH=/bin\0")
+    host.write(Path("/proc/11/environ"), "PATH=/bin\0SGLANG_SIMULATE_ACC_LEN=3\0SECRET=x\0")
+
+    assert simulated_acceptance(host, (10, 11, 12)) == {"env.SGLANG_SIMULATE_ACC_LEN": "3"}
+
+
+def test_a_process_that_can_not_be_read_simulates_nothing() -> None:
+    class Refusing(FakeHost):
+        def read_from(self, path: Path, offset: int) -> bytes:
+            raise PermissionError(path)
+
+    assert simulated_acceptance(Refusing(), (1,)) == {}

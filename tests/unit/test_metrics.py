@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -8,12 +9,17 @@ from pytest_specdec.metrics import (
     METRICS,
     accept_histogram,
     accept_length,
+    acceptance_by_position,
     decode_tok_s,
+    distinct_share,
+    draft_tokens,
+    launch_metrics,
+    meets,
     round_metrics,
     verify_rate,
 )
-from pytest_specdec.model import RequestSample
-from tests.fakes.samples import one_round, sample
+from pytest_specdec.model import GoodputLimits, RequestSample
+from tests.fakes.samples import launch_record, one_round, sample
 
 #: 10 tokens after the first chunk in 2 s: 5 tok/s = 2.5 tokens a step x 2 steps a second.
 A = sample(
@@ -40,7 +46,11 @@ B = sample(
 
 
 def test_a_round_gives_every_metric_by_its_formula() -> None:
-    assert round_metrics(one_round(A, B, wall_s=5.0), 1) == pytest.approx(
+    found = round_metrics(
+        one_round(A, B, wall_s=5.0), 1, num_draft_tokens=4, limits=GoodputLimits(ttft_ms=500, tpot_ms=180)
+    )
+
+    assert found == pytest.approx(
         {
             "decode_tok_s": 5.5,  # the median of 5 and 6
             "system_tok_s": 23 / 2.75,  # from 0.5 s, when the first token was there, to 3.25 s
@@ -51,15 +61,21 @@ def test_a_round_gives_every_metric_by_its_formula() -> None:
             "accept_length": 2.2,  # (10 + 12) / (4 + 6)
             "accept_length_sglang": 2.5,  # (12 + 13) / (4 + 6)
             "verify_rate": 2.5,  # 5.5 / 2.2
+            "accept_rate": 0.4,  # (2.2 - 1) / (4 - 1)
+            "goodput": 0.2,  # of both only b: a has 200 ms a token
+            "goodput_share": 0.5,
+            "distinct_share": 1.0,
         }
     )
 
 
-def test_every_metric_of_a_round_is_in_the_table() -> None:
-    due = [dataclasses.replace(one, scheduled_s=one.sent_s) for one in (A, B, A)]
+def test_every_metric_is_in_the_table_as_one_of_a_round_or_of_a_launch() -> None:
+    of_a_round = round_metrics(one_round(A, B), 1, num_draft_tokens=4, limits=GoodputLimits(e2e_ms=1))
+    of_a_round |= round_metrics(one_round(*[dataclasses.replace(one, scheduled_s=0.0) for one in (A, B)]), 1)
+    of_a_launch = launch_metrics([one_round(*[A] * 100)])
 
-    assert set(round_metrics(one_round(*due), 1)) >= set(round_metrics(one_round(A, B), 1)) - {"system_tok_s"}
-    assert set(round_metrics(one_round(A, B), 1)) | {"ttft_scheduled_ms"} == set(METRICS)
+    assert set(of_a_round) == {name for name, spec in METRICS.items() if spec.per == "round"}
+    assert set(of_a_launch) == {name for name, spec in METRICS.items() if spec.per == "launch"}
     assert all(name == spec.name for name, spec in METRICS.items())
 
 
@@ -215,3 +231,100 @@ def test_the_table_says_unit_direction_and_tolerance(name: str, unit: str, direc
 
     assert (spec.unit, spec.direction, spec.default_tolerance) == (unit, direction, tolerance)
     assert spec.smallest_sigma > 0
+
+
+def test_quantiles_are_those_of_all_rounds_of_a_launch() -> None:
+    """Of 101 requests with 1, 2, ..., 101 ms to the first token, 90 % lie below the 91st, 99 % below the 100th."""
+    requests = [sample(str(i), sent_s=0.0, first_token_s=i / 1000, last_token_s=2.0) for i in range(1, 102)]
+
+    found = launch_metrics([one_round(*requests[:50]), one_round(*requests[50:])])
+
+    assert found["ttft_p90_ms"] == pytest.approx(91.0)
+    assert found["ttft_p99_ms"] == pytest.approx(100.0)
+    assert found["e2e_p99_ms"] == pytest.approx(2000.0)
+
+
+@pytest.mark.parametrize(("requests", "quantiles"), [(9, set()), (10, {"p90"}), (99, {"p90"}), (100, {"p90", "p99"})])
+def test_a_quantile_that_too_few_requests_can_tell_is_absent(requests: int, quantiles: set[str]) -> None:
+    found = launch_metrics([one_round(*[sample()] * requests, sample(error="late"))])
+
+    assert {name.split("_")[1] for name in found} == quantiles
+    assert launch_metrics([]) == {}
+
+
+def test_a_request_without_a_token_after_the_first_chunk_has_no_time_per_token() -> None:
+    at_once = sample(first_chunk_tokens=40, last_token_s=1.0)
+
+    assert "tpot_p90_ms" not in launch_metrics([one_round(*[at_once] * 20)])
+    assert meets(at_once, GoodputLimits(tpot_ms=1))
+
+
+@pytest.mark.parametrize(
+    ("limits", "good"),
+    [
+        (GoodputLimits(ttft_ms=500), True),
+        (GoodputLimits(ttft_ms=499), False),
+        (GoodputLimits(tpot_ms=200), True),
+        (GoodputLimits(tpot_ms=199), False),
+        (GoodputLimits(e2e_ms=2500, ttft_ms=500, tpot_ms=200), True),
+        (GoodputLimits(e2e_ms=2499, ttft_ms=500, tpot_ms=200), False),
+    ],
+)
+def test_a_request_is_good_when_it_meets_every_limit(limits: GoodputLimits, good: bool) -> None:
+    # 500 ms to the first token, 10 tokens in 2 s after it.
+    assert meets(A, limits) is good
+
+
+def test_in_an_open_loop_the_wait_for_a_slot_counts_for_goodput() -> None:
+    queued = dataclasses.replace(A, scheduled_s=A.sent_s - 0.25)
+
+    # 500 ms from sending to the first token, 750 ms from when it was due.
+    assert meets(A, GoodputLimits(ttft_ms=700))
+    assert not meets(queued, GoodputLimits(ttft_ms=700))
+    assert meets(queued, GoodputLimits(ttft_ms=800))
+    assert not meets(queued, GoodputLimits(e2e_ms=2600))
+    assert meets(A, GoodputLimits(e2e_ms=2600))
+
+
+def test_a_failed_request_is_not_good_and_was_sent() -> None:
+    found = round_metrics(one_round(A, sample(error="late"), wall_s=4.0), 1, limits=GoodputLimits(ttft_ms=1000))
+
+    assert (found["goodput"], found["goodput_share"]) == (0.25, 0.5)
+
+
+def test_without_limits_there_is_no_goodput_and_without_draft_tokens_no_accept_rate() -> None:
+    assert not {"goodput", "goodput_share", "accept_rate"} & set(round_metrics(one_round(A), 1))
+
+
+@pytest.mark.parametrize(
+    ("known", "tokens"),
+    [
+        ({"server_args": {"speculative_num_draft_tokens": 4}}, 4),
+        ({"server_args": {"speculative_num_draft_tokens": 1}}, None),
+        ({"server_args": {"speculative_num_draft_tokens": None}}, None),
+        ({"server_args": {}}, None),
+        ({"server_args": {"speculative_num_draft_tokens": 4}, "drafting": False}, None),
+    ],
+)
+def test_draft_tokens_are_what_the_server_says(known: dict[str, Any], tokens: int | None) -> None:
+    assert draft_tokens(launch_record(**known)) == tokens
+
+
+def test_a_position_is_accepted_by_the_steps_that_took_it_of_those_that_reached_it() -> None:
+    # 10 steps: 2 took none, 3 took one, 1 took two, 4 took all three.
+    assert acceptance_by_position((2, 3, 1, 4)) == pytest.approx((8 / 10, 5 / 8, 4 / 5))
+    # Mean right drafts a step is the sum over positions of the share of steps that took them.
+    assert sum((0.8, 0.8 * 5 / 8, 0.4)) == pytest.approx((0 * 2 + 1 * 3 + 2 * 1 + 3 * 4) / 10)
+
+
+def test_a_position_that_no_step_reached_is_not_known() -> None:
+    assert acceptance_by_position((5, 0, 0)) == (0.0, None)
+    assert acceptance_by_position((0, 0, 13)) == (1.0, 1.0)
+    assert acceptance_by_position(()) == ()
+
+
+def test_the_share_of_distinct_n_grams() -> None:
+    # A cycle of 4 has 4 distinct 4-grams among 29.
+    assert distinct_share((1, 2, 3, 4) * 8) == pytest.approx(4 / 29)
+    assert distinct_share(range(32)) == 1.0
+    assert distinct_share((1,) * 31) is None

@@ -47,6 +47,9 @@ def entry(server: str, verdict: str = "pass", **metrics: float) -> dict[str, Any
         "output_tokens": 512,
         "verdict": verdict,
         "violations": [],
+        "validity": [],
+        "acceptance_by_position": None,
+        "goodput_limits": None,
         "notes": [],
         "metrics": {name: metric(value) for name, value in metrics.items()},
         "judged": [],
@@ -126,6 +129,12 @@ def test_the_page_shows_all_and_escapes_what_it_is_given() -> None:
     bad["split"] = {"accept_length": -0.1, "verify_rate": 0.0}
     bad["environment_changes"] = ["sglang_version: '0.5.20' -> '0.5.23'"]
     bad["accept_histogram"] = [3, 1]
+    bad["acceptance_by_position"] = [0.25, None]
+    bad["goodput_limits"] = {"tpot_ms": 25.0, "ttft_ms": 500.0}
+    bad["validity"] = [
+        {"rule": "retraction", "status": "not-checked", "reason": "the log <is> not known"},
+        {"rule": "gpu-slowdown", "status": "not-applicable", "reason": "not shown"},
+    ]
 
     page = report.html(document(bad, failures=({"server": "fi", "reason": "exit code 2"},)))
 
@@ -139,12 +148,16 @@ def test_the_page_shows_all_and_escapes_what_it_is_given() -> None:
         "-10.6 %",
         "1.2 %",
         "0: 3, 1: 1",
+        "1: 25.0 %, 2: -",
+        "tpot_ms 25.00, ttft_ms 500.0",
+        "<b>retraction</b>: the log &lt;is&gt; not known",
         "sglang_version",
         "fi did not serve",
         "<svg",
     ):
         assert expected in page, expected
     assert "<eagle3>" not in page
+    assert "not shown" not in page
     assert "http" not in page.replace("http-equiv", ""), "no outside resources"
 
 

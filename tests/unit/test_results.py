@@ -26,6 +26,9 @@ RECORD = LaunchRecord(
 )
 
 
+MEASUREMENT = measurement("one", "two")
+
+
 def launch(*rounds: tuple[RequestSample, ...]) -> LaunchRounds:
     done = tuple(one_round(*requests, index=index) for index, requests in enumerate(rounds))
     return LaunchRounds(launch=RECORD, warmup=(), rounds=done)
@@ -39,7 +42,7 @@ TABLE = sample("p2", category="table", verify_steps=3)
 def test_each_category_has_its_own_acceptance_and_speed() -> None:
     slower = sample("p1", category="prose", verify_steps=13, last_token_s=3.0)
 
-    found = results.by_category([launch((PROSE, TABLE), (slower, TABLE))])
+    found = results.by_category([launch((PROSE, TABLE), (slower, TABLE))], MEASUREMENT)
 
     assert list(found) == ["prose", "table"]
     assert [category.requests for category in found.values()] == [2, 2]
@@ -52,7 +55,7 @@ def test_each_category_has_its_own_acceptance_and_speed() -> None:
 def test_a_category_without_drafting_has_its_speed_alone() -> None:
     plain = sample(verify_steps=None, accept_histogram=None)
 
-    found = results.by_category([launch((plain,))])
+    found = results.by_category([launch((plain,))], MEASUREMENT)
 
     assert list(found["c"].metrics) == ["decode_tok_s"]
 
@@ -60,7 +63,7 @@ def test_a_category_without_drafting_has_its_speed_alone() -> None:
 def test_a_failed_request_counts_for_no_value() -> None:
     failed = sample("p3", category="table", error="HTTP 500")
 
-    found = results.by_category([launch((PROSE, failed))])
+    found = results.by_category([launch((PROSE, failed))], MEASUREMENT)
 
     assert found["table"].requests == 1
     assert found["table"].metrics == {}
@@ -77,13 +80,13 @@ def result(*launches: LaunchRounds) -> BenchmarkResult:
         notes=(),
     )
     return BenchmarkResult(
-        measurement=measurement("one", "two"),
+        measurement=MEASUREMENT,
         node="cpu-x-2c",
         launches=launches,
         metrics={},
         accept_histogram=None,
         comparison=comparison,
-        by_category=results.by_category(launches),
+        by_category=results.by_category(launches, MEASUREMENT),
     )
 
 

@@ -1,220 +1,133 @@
+"""The table of rules, and what a measurement of several launches gets from it."""
+
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+import re
+from pathlib import Path
 
 import pytest
 
-from pytest_specdec.model import ChatTemplate, Prompt, RequestSample
-from pytest_specdec.validity import RULES, Run, distinct_share, violations
-from tests.fakes.samples import measurement, one_round, sample
+import pytest_specdec
+from pytest_specdec import validity
+from pytest_specdec.metrics import METRICS
+from pytest_specdec.model import Finding, LaunchRounds
+from pytest_specdec.validity_run import Run
+from tests.fakes.samples import launch_record, measurement, one_round, sample
+
+DOCS = Path(pytest_specdec.__file__).parent.parent / "docs"
 
 
-def broken(
-    *requests: RequestSample,
-    drafting: bool = True,
-    concurrency: int = 1,
-    texts: Sequence[str] = ("one", "two"),
-    simulated: str | None = None,
-) -> dict[str, str]:
-    """What a run of one round breaks: reasons by rule."""
-    run = Run(
-        measurement=measurement(*texts, concurrency=concurrency),
-        rounds=(one_round(*requests),),
-        drafting=drafting,
-        simulated_acceptance=simulated,
-    )
-    return {violation.rule: violation.reason for violation in violations(run)}
-
-
-def test_a_good_run_breaks_no_rule() -> None:
-    assert broken(sample("p1"), sample("p2")) == {}
-
-
-def test_a_server_that_does_not_draft_needs_no_verify_count() -> None:
-    assert broken(sample(verify_steps=None, accept_histogram=None), drafting=False) == {}
-
-
-def test_a_run_without_rounds_breaks_no_rule() -> None:
-    assert violations(Run(measurement=measurement("one"), rounds=(), drafting=True)) == ()
-
-
-def test_a_failed_request_is_counted_and_the_first_is_told() -> None:
-    found = broken(sample("p1"), sample("p2", error="HTTP 500: boom"), sample("p3", error="late"))
-
-    assert found == {"request-error": "2 of 3 requests failed; the first, p2: HTTP 500: boom"}
-
-
-def test_a_round_in_which_everything_failed_is_told_by_one_rule() -> None:
-    assert list(broken(sample(error="HTTP 500", verify_steps=None))) == ["request-error"]
-
-
-@pytest.mark.parametrize(("tokens", "reason"), [(39, "length"), (40, "stop"), (41, "length"), (40, None)])
-def test_another_length_or_end_than_asked_for_is_refused(tokens: int, reason: str | None) -> None:
-    found = broken(sample("p1"), sample("p2", completion_tokens=tokens, finish_reason=reason))
-
-    assert found == {
-        "output-length": f"1 requests did not end at 40 tokens; the first, p2: {tokens} tokens, "
-        f"finish reason {reason!r}. Rounds of different lengths can't be compared"
-    }
-
-
-def test_a_drafting_server_without_a_verify_count_is_invalid_and_not_one() -> None:
-    found = broken(sample("p1"), sample("p2", verify_steps=None))
-
-    assert list(found) == ["missing-spec-verify-ct"]
-    assert found["missing-spec-verify-ct"].startswith(
-        "the server drafts, but 1 requests came without spec_verify_ct, so the accept length is not known (not 1.0)"
-    )
-
-
-def test_a_draft_that_is_never_right_is_told() -> None:
-    found = broken(sample(verify_steps=39))  # as many steps as tokens after the first chunk
-
-    assert list(found) == ["not-drafting"]
-    assert found["not-drafting"].startswith(
-        "accept length is 1.000: the server drafts and no draft token is ever right"
-    )
-    assert "EAGLE with an EAGLE3 draft" in found["not-drafting"]
-
-
-def test_a_draft_that_is_seldom_right_is_drafting() -> None:
-    # 39 / 38 = 1.026.
-    assert broken(sample(verify_steps=38)) == {}
-
-
-def test_whether_it_drafts_is_judged_over_all_requests() -> None:
-    # (39 + 39) / (39 + 13) = 1.5, though the first on its own accepts nothing.
-    assert broken(sample("p1", verify_steps=39), sample("p2", verify_steps=13)) == {}
-
-
-def test_a_drafting_server_that_never_verified_is_told() -> None:
-    assert broken(sample(verify_steps=0)) == {"not-drafting": "the server drafts, but made no verify step"}
-
-
-def test_a_warm_cache_is_seen_at_the_first_request() -> None:
-    found = broken(sample("p1", cached_tokens=9, sent_s=0.0), sample("p2", sent_s=2.0))
-
-    assert list(found) == ["cached-tokens"]
-    assert found["cached-tokens"] == (
-        "round 1: each of the first 1 requests found at least 9 prompt tokens cached after a flush: "
-        "something else uses the server"
-    )
-
-
-def test_a_token_or_two_that_begin_every_prompt_may_be_cached() -> None:
-    assert broken(sample("p1", cached_tokens=2), sample("p2", cached_tokens=2, sent_s=2.0)) == {}
-
-
-def test_requests_sent_together_may_be_served_in_any_order() -> None:
-    """The one sent second can be the first to be served: then the one sent first finds its beginning."""
-    texts = ("Write a poem", "Write a letter")
-    together = sample("p1", cached_tokens=4, sent_s=0.0), sample("p2", sent_s=0.001)
-
-    assert broken(*together, texts=texts, concurrency=2) == {}
-    assert list(broken(*together, texts=texts, concurrency=1)) == ["cached-tokens"]
-
-
-@pytest.mark.parametrize(("cached", "rules"), [(10, []), (11, ["cached-tokens"])])
-def test_a_prompt_finds_no_more_than_what_it_shares_with_another(cached: int, rules: list[str]) -> None:
-    # "Write a " is 8 bytes, so at most 8 tokens; and 2 that may begin any prompt.
-    found = broken(
-        sample("p1"), sample("p2", cached_tokens=cached, sent_s=2.0), texts=("Write a poem", "Write a letter")
-    )
-
-    assert list(found) == rules
-    if rules:
-        assert found["cached-tokens"].startswith("round 1: p2 found 11 of its 10 prompt tokens cached, at most 10 can")
-
-
-@pytest.mark.parametrize(("cached", "rules"), [(46, []), (47, ["cached-tokens"])])
-def test_a_prompt_that_goes_on_where_another_ends_may_find_its_output_too(cached: int, rules: list[str]) -> None:
-    # "Once" is 4 bytes, then 40 output tokens, then 2.
-    texts = ("Once", "Once upon", "Once again")
-    found = broken(sample("p1"), sample("p3", cached_tokens=cached, sent_s=2.0), texts=texts)
-
-    assert list(found) == rules
-
-
-def test_a_prompt_that_is_sent_twice_may_find_all_of_itself() -> None:
-    sent = [sample("p1"), sample("p2", cached_tokens=10), sample("p1#2", cached_tokens=9), sample("p2#2")]
-
-    assert broken(*sent, concurrency=4) == {}
-
-
-def test_simulated_acceptance_is_told_with_what_simulates_it() -> None:
-    assert broken(sample(), simulated="SGLANG_SIMULATE_ACC_LEN=3") == {
-        "simulated-acceptance": "acceptance is simulated (SGLANG_SIMULATE_ACC_LEN=3): it says nothing about the drafter"
-    }
-
-
-def test_an_answer_that_repeats_itself_is_degenerate() -> None:
-    found = broken(sample(output_ids=(7,) * 40))
-
-    # 37 4-grams, 1 of them distinct.
-    assert found == {
-        "degenerate-output": "the median answer has 2.7% distinct 4-grams: the model repeats itself, and "
-        "repetition is drafted for free"
-    }
-
-
-def test_one_degenerate_answer_among_good_ones_is_let_pass() -> None:
-    assert broken(sample("p1", output_ids=(7,) * 40), sample("p2"), sample("p3")) == {}
-
-
-@pytest.mark.parametrize("ids", [(), (7,) * 31])
-def test_repetition_is_not_judged_on_a_short_answer_or_without_ids(ids: tuple[int, ...]) -> None:
-    assert broken(sample(output_ids=ids)) == {}
-
-
-def test_the_share_of_distinct_n_grams() -> None:
-    # A cycle of 4 has 4 distinct 4-grams among 29.
-    assert distinct_share((1, 2, 3, 4) * 8) == pytest.approx(4 / 29)
-    assert distinct_share(range(32)) == 1.0
-    assert distinct_share((1,) * 31) is None
+def run_of(*, error: str | None = None, drafting: bool = True) -> Run:
+    return Run(measurement=measurement("one"), rounds=(one_round(sample(error=error)),), drafting=drafting)
 
 
 def test_the_rules_have_the_names_that_a_marker_waives() -> None:
-    assert list(RULES) == [
+    assert list(validity.RULES) == [
         "request-error",
         "output-length",
         "missing-spec-verify-ct",
         "not-drafting",
+        "flush-failed",
         "cached-tokens",
-        "simulated-acceptance",
         "degenerate-output",
+        "simulated-acceptance",
+        "cuda-graphs-off",
+        "running-batch-below-concurrency",
+        "retraction",
+        "server-restarted",
+        "client-cpu-saturated",
+        "foreign-gpu-process",
+        "gpu-slowdown",
+        "server-times-disagree",
     ]
 
 
-@pytest.mark.parametrize(("cached", "rules"), [(52, []), (53, ["cached-tokens"])])
-def test_a_further_turn_finds_no_more_than_the_request_before_and_its_answer(cached: int, rules: list[str]) -> None:
-    first = sample("p1", prompt_tokens=10, completion_tokens=40)
-    second = sample("p1", turn=2, sent_s=3.0, prompt_tokens=60, cached_tokens=cached)
+def test_every_rule_says_something_of_every_run() -> None:
+    found = validity.findings([run_of()])
 
-    assert list(broken(first, second)) == rules
+    assert [finding.rule for finding in found] == list(validity.RULES)
+    assert validity.violations(found) == ()
+    assert all(finding.reason for finding in found if finding.status != "fine")
 
 
-@pytest.mark.parametrize(("cached", "rules"), [(10, []), (11, ["cached-tokens"])])
-def test_prompts_share_the_beginning_of_their_template(cached: int, rules: list[str]) -> None:
-    run = Run(
-        measurement=measurement("one", "two"),
-        rounds=(one_round(sample("p1"), sample("p2", sent_s=1.0, cached_tokens=cached)),),
-        drafting=True,
-        template=ChatTemplate(before="<|user|>", after_user="<|end|>", after_answer=None),
+def test_one_launch_that_breaks_a_rule_spoils_the_measurement() -> None:
+    found = {finding.rule: finding for finding in validity.findings([run_of(), run_of(error="HTTP 500"), run_of()])}
+
+    assert found["request-error"].status == "broken"
+    assert found["request-error"].reason.endswith("HTTP 500")
+
+
+def test_one_launch_that_could_not_be_checked_leaves_the_measurement_unchecked() -> None:
+    checked = {finding.rule: finding for finding in validity.findings([run_of(), run_of(error="late")])}
+
+    assert checked["not-drafting"].status == "not-checked"
+
+
+def test_a_waived_rule_refuses_nothing_and_is_told() -> None:
+    found = validity.findings([run_of(error="HTTP 500")], waived=frozenset({"request-error", "output-length"}))
+
+    assert validity.violations(found) == ()
+    assert validity.notes(found) == ["waived request-error: 1 of 1 requests failed; the first, p1: HTTP 500"]
+    assert [finding.rule for finding in found if finding.waived] == ["request-error"]
+
+
+def test_a_rule_that_does_not_refuse_is_a_note() -> None:
+    slow = Run(measurement=measurement("one"), rounds=(one_round(sample(server_e2e_s=1.0)),), drafting=True)
+    found = validity.findings([slow])
+
+    assert validity.violations(found) == ()
+    assert validity.notes(found)[0].startswith(
+        "server-times-disagree: the client's and the server's own figures differ"
     )
 
-    assert [violation.rule for violation in violations(run)] == rules, "eight bytes, and two tokens"
+
+def test_a_measurement_without_launches_has_no_findings() -> None:
+    assert validity.findings([]) == ()
 
 
-@pytest.mark.parametrize(("cached", "rules"), [(4, []), (5, ["cached-tokens"])])
-def test_token_ids_are_compared_as_they_are(cached: int, rules: list[str]) -> None:
-    ids = {"p1": (500, 600, 700), "p2": (500, 600, 800)}
-    prompts = tuple(Prompt(id=name, category="c", input_ids=given) for name, given in ids.items())
-    plain = measurement("one")
-    run = Run(
-        measurement=dataclasses.replace(plain, workload=dataclasses.replace(plain.workload, prompts=prompts)),
-        rounds=(one_round(sample("p1"), sample("p2", sent_s=1.0, cached_tokens=cached)),),
-        drafting=True,
-    )
+@pytest.mark.parametrize(
+    ("told", "asked", "on_cuda"), [("cpu", True, False), ("cuda", False, True), (None, True, True)]
+)
+def test_what_the_server_says_it_runs_on_counts(told: str | None, asked: bool, on_cuda: bool) -> None:
+    record = launch_record(server_args={} if told is None else {"device": told})
 
-    assert [violation.rule for violation in violations(run)] == rules, "two ids, and two tokens"
+    run = Run.of(measurement("one"), LaunchRounds(launch=record, warmup=(), rounds=()), on_cuda=asked)
+
+    assert run.on_cuda is on_cuda
+
+
+def test_the_documentation_has_the_table_of_rules_word_for_word() -> None:
+    text = (DOCS / "measuring.md").read_text(encoding="utf-8")
+
+    rows = [f"| `{name}` | {rule.applies} | {rule.broken_when} |" for name, rule in validity.RULES.items()]
+
+    assert [row for row in rows if row not in text] == []
+
+
+def test_what_the_documentation_names_as_an_answer_exists() -> None:
+    """Each report of a measurement gone wrong names the rule, metric or document that answers it, or why none does."""
+    text = (DOCS / "measuring.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| (.+) \| (.+) \|$", text, re.MULTILINE)
+
+    assert [int(number) for number, _, _ in rows] == sorted(set(range(1, 35)) - {12, 18, 22, 27, 29, 31, 33})
+    for _, _, answer in rows:
+        named = re.findall(r"\brules? ((?:`[\w-]+`(?:,| and)? ?)+)", answer)
+        rules = [name for group in named for name in re.findall(r"`([\w-]+)`", group)]
+        measured = re.findall(r"\bmetric `(\w+)`", answer)
+        documents = re.findall(r"\]\((\w[\w-]*\.md)\)", answer)
+        assert set(rules) <= {*validity.RULES, "identity", "metric-missing"}, answer
+        assert set(measured) <= set(METRICS), answer
+        assert all((DOCS / name).is_file() for name in documents), answer
+        assert rules or measured or documents or answer.startswith("none")
+
+
+def test_the_documentation_has_a_row_for_every_metric() -> None:
+    text = (DOCS / "measuring.md").read_text(encoding="utf-8")
+
+    assert [
+        name for name in METRICS if not re.search(rf"^\|.*`{name}`.* \| {METRICS[name].unit} \|", text, re.MULTILINE)
+    ] == []
+
+
+def test_findings_are_plain_values() -> None:
+    assert validity.findings([run_of()])[0] == Finding(rule="request-error", status="fine", reason="")
