@@ -184,8 +184,7 @@ class LocalProcess:
         if self._guard is not None:
             _dismiss(self._guard)
             self._guard = None
-        if not _live:
-            _leave_term_alone()
+        leave_term_alone()
 
     @property
     def is_ours(self) -> bool:
@@ -213,7 +212,7 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _heed_term() -> None:
+def heed_term() -> None:
     """Let SIGTERM unwind Python as Ctrl-C does: its default ends Python at once, and leaves the server behind."""
     if threading.current_thread() is not threading.main_thread():
         return
@@ -221,7 +220,10 @@ def _heed_term() -> None:
         signal.signal(signal.SIGTERM, _interrupt)
 
 
-def _leave_term_alone() -> None:
+def leave_term_alone() -> None:
+    """Give SIGTERM its default back, when nothing is left that an end would leave behind."""
+    if _live:
+        return
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is _interrupt:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -267,10 +269,10 @@ class LocalHost:
             stderr=done.stderr.decode(errors="replace"),
         )
 
-    def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log_path: Path) -> LocalProcess:
+    def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log_path: Path) -> Process:
         """Start a session of its own, with its output in the log, whose directory is made."""
         # Before the start, so that no signal finds a server and no handler.
-        _heed_term()
+        heed_term()
         try:
             log_path.parent.mkdir(parents=True, exist_ok=True)
             with log_path.open("ab") as log:

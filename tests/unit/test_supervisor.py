@@ -129,7 +129,15 @@ def test_a_job_runs_in_a_session_of_its_own_and_its_end_is_told(start: Callable[
 
     state = job.state(lambda state: state["code"] is not None and not state["members"])
 
-    assert state == {"specdec": TOKEN, "pid": state["pid"], "code": 3, "members": [], "ending": None}
+    assert state == {
+        "specdec": TOKEN,
+        "pid": state["pid"],
+        "code": 3,
+        "members": [],
+        "ending": None,
+        "kept": False,
+        "lease_s": 60.0,
+    }
     assert job.log.read_text() == "True\n"
     job.hang_up()
     assert (job.end_code(), job.errors) == (0, "")
