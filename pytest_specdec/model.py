@@ -157,7 +157,8 @@ class LaunchRecord:
     ``server_args`` are the effective arguments from ``/server_info`` (secrets removed); ``facts`` are the
     other environment facts recorded with a baseline (versions, token capacity, GPU state). ``attached_to`` is the
     address of a server that was running before; then ``ready_s`` and ``log_path`` are not known (None), and
-    ``started_unix_s`` is when it was first asked. ``cache_flushed``: before each round.
+    ``started_unix_s`` is when it was first asked. ``cache_flushed``: before each round. ``adopted``: an earlier session
+    launched it and kept it up; index, log and times are those of that launch.
     """
 
     index: int
@@ -175,6 +176,7 @@ class LaunchRecord:
     facts: Mapping[str, object]
     attached_to: str | None = None
     cache_flushed: bool = True
+    adopted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

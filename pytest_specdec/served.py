@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 from pytest_specdec import server
@@ -10,6 +11,7 @@ from pytest_specdec.client import ServerClient, ServerInfo
 from pytest_specdec.errors import HostError, InfrastructureError, LaunchError, ServerRequestError
 from pytest_specdec.host_pool import Seat
 from pytest_specdec.hosts import Host
+from pytest_specdec.kept import Identity
 from pytest_specdec.model import LaunchRecord
 from pytest_specdec.ssh import SshHost
 
@@ -17,10 +19,12 @@ from pytest_specdec.ssh import SshHost
 class ServerLog:
     """A launch's log: written on the host, kept here."""
 
-    def __init__(self, host: Host, kept: Path) -> None:
+    def __init__(self, host: Host, kept: Path, *, written: Path | None = None) -> None:
         self._host = host
-        self.kept = kept
-        self.written = host.log_dir() / kept.name if isinstance(host, SshHost) else kept
+        remote = isinstance(host, SshHost)
+        # What an earlier session began to write here is where that session keeps it.
+        self.kept = kept if remote or written is None else written
+        self.written = written or (host.log_dir() / kept.name if isinstance(host, SshHost) else kept)
 
     def keep(self) -> None:
         """Bring what there is of it here; a host that is away has said why elsewhere."""
@@ -30,7 +34,7 @@ class ServerLog:
 
 
 class ServedHere:
-    """A server that this session started, with the record of its launch."""
+    """A server that this session started or adopted, with the record of its launch, and what the launch is made of."""
 
     def __init__(
         self,
@@ -39,12 +43,14 @@ class ServedHere:
         client: ServerClient,
         seat: Seat,
         log: ServerLog,
+        identity: Identity,
     ) -> None:
         self._running = running
         self._seat = seat
         self._log = log
         self.record = record
         self.client = client
+        self.identity = identity
 
     @property
     def url(self) -> str:
@@ -68,8 +74,15 @@ class ServedHere:
 
     def stop(self) -> None:
         """End it, then let the next measured server have the host."""
+        self._let_go(self._running.stop)
+
+    def leave(self, leave: Callable[[Host, server.RunningServer], None]) -> None:
+        """Have it left up for the next run, then let the next measured server have the host."""
+        self._let_go(lambda: leave(self._seat.host, self._running))
+
+    def _let_go(self, end: Callable[[], object]) -> None:
         try:
-            self._running.stop()
+            end()
         finally:
             self._log.keep()
             self._seat.release()

@@ -17,6 +17,8 @@ from pytest_specdec.clock import Clock, SystemClock
 from pytest_specdec.errors import DisagreementError, HostError, InfrastructureError, LaunchError
 from pytest_specdec.host_pool import HostPool, Seat
 from pytest_specdec.hosts import Host, LocalHost, PythonFound, find_python
+from pytest_specdec.keeping import Keeping
+from pytest_specdec.kept import Identity
 from pytest_specdec.model import LaunchRecord, LaunchRounds, Round
 from pytest_specdec.plan import PlannedMeasurement
 from pytest_specdec.pool import Served
@@ -41,6 +43,7 @@ class Serving:
         self._notify = notify
         self._clock: Clock = SystemClock()
         self._hosts = HostPool(settings, first=worker, clock=self._clock, notify=notify)
+        self._keeping = Keeping(settings, clock=self._clock, notify=notify)
         self._pythons: dict[str | None, PythonFound] = {}
         self.failures: list[dict[str, Any]] = []
         self._started = dt.datetime.now(dt.timezone.utc)
@@ -54,6 +57,7 @@ class Serving:
 
     def close(self) -> None:
         """Let go of the hosts."""
+        self._keeping.close()
         self._hosts.close()
 
     @cached_property
@@ -105,8 +109,25 @@ class Serving:
         host, node, found = seat.host, self.node, self.python(spec)
         extra_env = {**self._engine_env(spec), **seat.env}
         client_for = partial(ServerClient, api_key=(spec.get("--api-key") or (None,))[0])
+        launched = self._with_models(spec, found)
+        identity = Identity(
+            spec_name=spec.name,
+            spec_hash=spec.content_hash,
+            sglang_version=None if found is None else found.sglang_version,
+            python=None if found is None else found.path,
+            environment=server.environment(host, launched, extra_env),
+        )
+        # Before the preflight: a server that was kept would look like a busy GPU.
+        adopted = self._keeping.take(
+            host, launched, identity, facts=partial(self._engine_facts, found), client_factory=client_for
+        )
+        if adopted is not None:
+            written = adopted.running.log_path
+            log = ServerLog(host, self._log_path(spec, index), written=written)
+            record = dataclasses.replace(adopted.record, log_path=str(log.kept))
+            return ServedHere(adopted.running, record, client_for(adopted.running.url), seat, log, identity)
         log = ServerLog(host, self._log_path(spec, index))
-        launched = self._checked(self._with_models(spec, found), found, extra_env)
+        launched = self._checked(launched, found, extra_env)
         self._notify(f"launching {spec.name} (launch {index + 1}): {spec.masked_command}")
         started_unix_s = self._clock.time()
         try:
@@ -127,10 +148,19 @@ class Serving:
             raise
         try:
             record = self._record(spec, index, running, started_unix_s, node, found, log.kept, seat)
-            return ServedHere(running, record, client_for(running.url), seat, log)
+            return ServedHere(running, record, client_for(running.url), seat, log, identity)
         except BaseException:
             running.stop()
             raise
+
+    def keep(self, served: Served) -> None:
+        """Leave a server up for the next run."""
+        if isinstance(served, ServedHere):
+            keeping, one = self._keeping, served
+            one.leave(lambda host, running: keeping.leave(host, running, one.identity, one.record))
+
+    def _engine_facts(self, found: PythonFound | None) -> Mapping[str, object]:
+        return {} if found is None else fingerprint.engine_facts(self.host, found.path)
 
     def _engine_env(self, spec: ServerSpec) -> dict[str, str]:
         return engine_env.cpu_engine_environment(dict(os.environ)) if spec.runs_on_cpu else {}
@@ -196,7 +226,7 @@ class Serving:
         facts = {
             **node.facts,
             **({} if seat.claim.gpus is None else {"shared_host_gpus": ",".join(seat.claim.gpus)}),
-            **({} if found is None else fingerprint.engine_facts(self.host, found.path)),
+            **self._engine_facts(found),
             **fingerprint.environment_variables({**self.host.environ(), **spec.env, **seat.env}),
             **info.facts,
         }
