@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001
 
 _FAILED: Final = 2
+_SERVERS: Final = "list, stop or adopt the servers that were kept up for the next run"
 _LONGEST_LINE: Final = 240
 _MOST_LINES: Final = 8
 
@@ -26,6 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["check"] and words[1:2] not in (["-h"], ["--help"]):
         return _check(words[1:])  # the words behind it are pytest's, dashes included
+    if words[:1] == ["servers"]:
+        from pytest_specdec import servers_cli  # noqa: PLC0415  # hosts and their libraries, for this command alone
+
+        return servers_cli.main(words[1:])
     parser = _parser()
     arguments = parser.parse_args(words)
     result: int = arguments.run(arguments)
@@ -39,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_diagnose(commands)
     _add_check(commands)
+    commands.add_parser("servers", help=_SERVERS)
     return parser
 
 

@@ -59,7 +59,7 @@ LAYERS: dict[int, set[str]] = {
         "judging",
         "session",
     },
-    5: {"hookspecs", "options", "plugin", "cli"},
+    5: {"hookspecs", "options", "plugin", "cli", "servers_cli"},
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 MAY_IMPORT_PYTEST = {"options", "session", "hookspecs", "plugin"}
