@@ -154,7 +154,7 @@ class LeasedProcess:
     def _listen(self) -> dict[str, Any]:
         with self._lock:
             state = self._channel.listen()
-            if state is not None and "error" not in state:
+            if state is not None:
                 self._state = state
             return self._state
 
@@ -229,6 +229,7 @@ class LeasedProcess:
         self._transport.ensure()
         self._channel.close()
         self._channel = self._open(CARRIER, {"directory": self._directory})
+        self._channel.say("resume")
         state = self._channel.first_state(_ATTACH_TIMEOUT_S)
         if state is not None:
             self._heard_at = self._clock.monotonic()

@@ -74,6 +74,7 @@ class Channel:
         self._rest = b""
         self._said = ""
         self.state: dict[str, Any] | None = None
+        self._refusal: dict[str, Any] | None = None
         first_line = json.dumps({**line, "direct": transport.direct}).encode()
         self._unsent = base64.b64encode(script.read_bytes()) + b"\n" + first_line + b"\n"
         self.wire = transport.open(python)
@@ -96,13 +97,15 @@ class Channel:
             self._unsent = self._unsent[sent:]
 
     def listen(self) -> dict[str, Any] | None:
-        """Read what has come; returns the last state told, None before any."""
+        """Read what has come; returns the last state told, None before any. Errors are for who asked."""
         self._flush()
         *lines, self._rest = (self._rest + self.wire.read()).split(b"\n")
         for line in lines:
             told = self._state_of(line)
             if told is None:
                 self._said = (self._said + line.decode(errors="replace") + "\n")[-4000:]
+            elif "error" in told:
+                self._refusal = told
             else:
                 self.state = told
         return self.state
@@ -113,7 +116,10 @@ class Channel:
         while True:
             up = self.is_up
             state = self.listen()
-            if state is not None and ("error" in state or holds(state)):
+            if self._refusal is not None:
+                refusal, self._refusal = self._refusal, None
+                return refusal
+            if state is not None and holds(state):
                 return state
             if not up or self._clock.monotonic() >= deadline:
                 return None

@@ -8,14 +8,15 @@ is the lease channel. Its first line is a job, one JSON object:
 
 It has a ``token``, a word of the asker's choice, by which a resumable job is found again: ``carrier.py`` brings a new
 lease channel to the socket that stands in the token's directory. With ``direct`` the channel is a pipe of this
-machine, whose end is never a lost connection.
+machine, whose end is never a lost connection. The first channel is the holder's; on another one the holder says
+``resume`` to be known as such, and from anybody else only ``hold`` and ``renew`` are heeded.
 
-Every later line renews the lease: ``beat``; ``signal 15`` (to all that the command started); ``end`` (end it all
-now); ``closed`` (a carrier's channel was closed). On standard output every change is told, one JSON object a line,
-which begins with the token (``specdec``), so that nothing else that is printed there is taken for it, and holds the
-whole state: ``pid``, ``code`` (of the command; negative: the signal; null while it runs), ``members`` (ids of living
-processes), ``ending`` (why they are being ended, or null), ``kept``. ``error`` stands alone: why nothing was started,
-or what was asked can't be done.
+Every later line of a holder renews the lease: ``beat``; ``signal 15`` (to all that the command started); ``end`` (end
+it all now); ``closed`` (a carrier's channel was closed). On standard output every change is told, one JSON object a
+line, which begins with the token (``specdec``), so that nothing else that is printed there is taken for it, and holds
+the whole state: ``pid``, ``code`` (of the command; negative: the signal; null while it runs), ``members`` (ids of
+living processes), ``ending`` (why they are being ended, or null), ``kept``, ``lease_s``. ``error`` stands alone: why
+nothing was started, or why what was asked can't be done.
 
 The command and everything it started are ended with SIGTERM, patience, SIGKILL when ``end`` comes, when nothing
 comes for ``lease_s`` seconds, or at the end of standard input. If the job is resumable, the end of standard input
@@ -115,6 +116,8 @@ class Channel:
         self.write_fd = write_fd
         # The process at the other end, when its life tells a closed channel from a lost one.
         self.parent = parent
+        # Whether its words count: it is the holder's.
+        self.holds = False
         self.ended_at: float | None = None
         # Its end was judged, and it is kept for those who still listen.
         self.judged = False
@@ -204,6 +207,7 @@ class Supervisor:
         self.resumable = bool(job.get("resumable"))
         self.token = first.token
         self.first = first
+        first.holds = True
         self.channels = [first]
         self.record: Record | None = None
         self.kept = False
@@ -297,31 +301,28 @@ class Supervisor:
                 connection, _ = self.listener.accept()
                 both = connection.detach()
                 self.channels.append(Channel(both, both, token=self.token))
-                if not self.kept:
-                    self.beat_at = time.monotonic()
                 self.told = {}
 
     def heed(self, line: bytes, channel: Channel) -> None:
         """Do what a line of a channel says."""
         word, _, rest = line.partition(b" ")
-        if self.kept and word not in (b"hold", b"renew"):
-            # It has no holder whose word would count.
-            return
-        if not self.kept:
-            self.beat_at = time.monotonic()
-        if word == b"end":
-            self.end("the lease channel said so")
-        elif word == b"closed":
-            self.end("the lease channel was closed")
-        elif word == b"signal" and rest.isdigit():
-            self.send(int(rest))
-        elif word in (b"keep", b"hold", b"renew"):
+        if word == b"resume":
+            channel.holds = not self.kept
+        if word in (b"hold", b"renew") or (word == b"keep" and channel.holds):
             try:
-                self.hand_over(word, rest)
+                self.hand_over(word, rest, channel)
             except (OSError, ValueError, KeyError) as error:
                 channel.tell({"error": str(error)})
+        elif channel.holds:
+            self.beat_at = time.monotonic()
+            if word == b"end":
+                self.end("the lease channel said so")
+            elif word == b"closed":
+                self.end("the lease channel was closed")
+            elif word == b"signal" and rest.isdigit():
+                self.send(int(rest))
 
-    def hand_over(self, word: bytes, rest: bytes) -> None:
+    def hand_over(self, word: bytes, rest: bytes, channel: Channel) -> None:
         """Leave it up without a holder, or take it; raises ValueError with the reason why not."""
         if self.ending is not None or self.code is not None:
             raise ValueError("it has ended" if self.ending is None else f"it is being ended: {self.ending}")
@@ -334,6 +335,8 @@ class Supervisor:
             record, lease_s = self.record, float(rest)
         record.write("held" if word == b"hold" else "kept", lease_s)
         self.record, self.lease_s, self.kept = record, lease_s, word != b"hold"
+        for one in self.channels:
+            one.holds = one is channel and not self.kept
         self.beat_at = time.monotonic()
         # Also for those whose state does not change by it.
         self.told = {}
