@@ -158,7 +158,7 @@ class LaunchRecord:
     other environment facts recorded with a baseline (versions, token capacity, GPU state). ``attached_to`` is the
     address of a server that was running before; then ``ready_s`` and ``log_path`` are not known (None), and
     ``started_unix_s`` is when it was first asked. ``cache_flushed``: before each round. ``adopted``: an earlier session
-    launched it and kept it up; index, log and times are those of that launch.
+    launched it and kept it up; ``started_unix_s`` and ``ready_s`` are those of that launch.
     """
 
     index: int

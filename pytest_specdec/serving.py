@@ -124,7 +124,7 @@ class Serving:
         if adopted is not None:
             written = adopted.running.log_path
             log = ServerLog(host, self._log_path(spec, index), written=written)
-            record = dataclasses.replace(adopted.record, log_path=str(log.kept))
+            record = dataclasses.replace(adopted.record, index=index, log_path=str(log.kept))
             return ServedHere(adopted.running, record, client_for(adopted.running.url), seat, log, identity)
         log = ServerLog(host, self._log_path(spec, index))
         launched = self._checked(launched, found, extra_env)
