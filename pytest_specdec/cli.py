@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pytest_specdec import baselines_cli
 from pytest_specdec.diagnose import Diagnosis, diagnose
 
 if TYPE_CHECKING:
@@ -25,16 +26,24 @@ _MOST_LINES: Final = 8
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code: 0, or 2 for arguments or files that can't be used."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["check"] and words[1:2] not in (["-h"], ["--help"]):
+    if words[:1] == ["check"] and not _asks_help(words[1:]):
         return _check(words[1:])  # the words behind it are pytest's, dashes included
     if words[:1] == ["servers"]:
         from pytest_specdec import servers_cli  # noqa: PLC0415  # hosts and their libraries, for this command alone
 
         return servers_cli.main(words[1:])
+    if words == ["baselines"]:
+        words = ["baselines", "list"]
+    if words[:1] == ["baselines"] and words[1] in baselines_cli.COLLECTING and not _asks_help(words[2:]):
+        return baselines_cli.collect(words[1], words[2:])
     parser = _parser()
     arguments = parser.parse_args(words)
     result: int = arguments.run(arguments)
     return result
+
+
+def _asks_help(words: Sequence[str]) -> bool:
+    return words[:1] in (["-h"], ["--help"])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_diagnose(commands)
     _add_check(commands)
     commands.add_parser("servers", help=_SERVERS)
+    baselines_cli.add_to(commands)
     return parser
 
 

@@ -85,6 +85,16 @@ def resolve(declaration: Declaration, settings: s.Settings) -> PlannedTest | Ski
 _NEEDS_GPU_HOST: Final = "needs a GPU host: give --gpu-host for this machine, or --gpu-host=[user@]host for another one"
 
 
+def keys(declaration: Declaration) -> frozenset[str]:
+    """Return the baseline keys that a test looks at, in whatever form its spec is measured; raises as `resolve`."""
+    spec = declaration.params.get("sglang_server")
+    if not isinstance(spec, ServerSpec) or "specdec_benchmark" not in declaration.fixtures:
+        return frozenset()
+    fields = _Said(declaration).measurement_fields()
+    forms = (spec, spec.standin())
+    return frozenset(Measurement(spec=form, **fields).key for form in forms if form is not None)
+
+
 def _needs_gpu_host(settings: s.Settings) -> str:
     beside = "" if settings.url is None else ": of a server at --specdec-url no more is known than its HTTP side"
     return _NEEDS_GPU_HOST + beside

@@ -18,6 +18,9 @@ from pytest_specdec.spec import ServerSpec
 FREE_SHARE: Final = 0.9
 #: A server that has just been ended gives its memory back within a few seconds.
 PATIENCE_S: Final = 10.0
+#: After an end of a server: how long its memory may take to come back, and what it may fall short by of the whole.
+RELEASE_PATIENCE_S: Final = 30.0
+_RELEASE_MARGIN: Final = 0.01
 _POLL_S: Final = 1.0
 _TIMEOUT_S: Final = 30.0
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -71,7 +74,7 @@ def placement(host: Host, spec: ServerSpec, *, env: Mapping[str, str]) -> Placem
             f"{spec.name} runs in a container and takes every GPU of {host.name}; a host is shared "
             "(--specdec-share-host) by those that name theirs: add --gpus device=..."
         )
-    used = _used(visible, spec)
+    used = _taken(visible, spec)
     if len(used) < gpus_needed(spec):
         raise HostError(f"{spec.name} takes {gpus_needed(spec)} GPUs, and {host.name} lets it see {len(visible)}")
     candidates = used if chooses_gpus(spec) else visible
@@ -82,11 +85,6 @@ def chooses_gpus(spec: ServerSpec) -> bool:
     """Whether a spec itself says which GPUs it takes."""
     flags = spec.has("--base-gpu-id") or spec.has("--gpu-id-step")
     return flags or spec.launcher_brings_python or bool(_selectors(spec, spec.env))
-
-
-def _used(visible: Sequence[Gpu], spec: ServerSpec) -> list[Gpu]:
-    """Of the GPUs that a launch sees, those that it takes."""
-    return list(visible[_size(spec, "--base-gpu-id", 0) :: _size(spec, "--gpu-id-step")][: gpus_needed(spec)])
 
 
 def gpu_problems(host: Host, spec: ServerSpec, *, env: Mapping[str, str], clock: Clock) -> list[str]:
@@ -102,6 +100,51 @@ def gpu_problems(host: Host, spec: ServerSpec, *, env: Mapping[str, str], clock:
         clock.sleep(_POLL_S)
 
 
+def gpus_taken(host: Host, spec: ServerSpec, *, env: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Return the GPUs that the spec's server takes, as they are now. Raises :class:`HostError`."""
+    chosen, _ = _visible(_gpus(host), spec, env)
+    return tuple(_taken(chosen, spec))
+
+
+def memory_held(host: Host, before: Sequence[Gpu], *, clock: Clock) -> str | None:
+    """Wait until GPUs have as much memory free as ``before``; returns None, or after 30 s what is held by whom.
+
+    Raises :class:`HostError` when the host can't be asked.
+    """
+    deadline = clock.monotonic() + RELEASE_PATIENCE_S
+    while True:
+        now = {gpu.uuid: gpu for gpu in _gpus(host)} if before else {}
+        held = [text for gpu in before if (text := _shortfall(gpu, now.get(gpu.uuid)))]
+        if not held:
+            return None
+        if clock.monotonic() >= deadline:
+            break
+        clock.sleep(_POLL_S)
+    uuids = {gpu.uuid for gpu in before}
+    holders = [process.text for process in _processes(host) if process.uuid in uuids]
+    whose = f"held by {', '.join(holders)}" if holders else "nvidia-smi names no process that holds it"
+    return (
+        f"waited {RELEASE_PATIENCE_S:g} s after the server's end for its GPU memory: {'; '.join(held)}; {whose}. "
+        "The next launch on these GPUs is refused until it is free"
+    )
+
+
+def _shortfall(before: Gpu, now: Gpu | None) -> str | None:
+    if now is None:
+        return f"GPU {before.index} ({before.uuid}) is not there any more"
+    if before.total_mib is None or before.free_mib is None or now.free_mib is None:
+        return None
+    short_mib = before.free_mib - now.free_mib
+    if short_mib <= _RELEASE_MARGIN * before.total_mib:
+        return None
+    return f"GPU {now.index} has {now.free_mib:.0f} MiB free, {short_mib:.0f} less than before the launch"
+
+
+def _taken(chosen: Sequence[Gpu], spec: ServerSpec) -> list[Gpu]:
+    first, step = _size(spec, "--base-gpu-id", 0), _size(spec, "--gpu-id-step")
+    return list(chosen[first::step][: gpus_needed(spec)])
+
+
 def _look(host: Host, spec: ServerSpec, env: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """What no wait can change, and what it may."""
     try:
@@ -110,7 +153,7 @@ def _look(host: Host, spec: ServerSpec, env: Mapping[str, str]) -> tuple[list[st
     except HostError as error:
         return [f"{error}. A spec for CUDA needs a host with an NVIDIA driver"], []
     chosen, limit = _visible(gpus, spec, env)
-    needed, used = gpus_needed(spec), _used(chosen, spec)
+    needed, used = gpus_needed(spec), _taken(chosen, spec)
     if len(used) < needed:
         parallel = [f"{o.flag} {' '.join(o.values)}" for o in spec.options if o.name in _PARALLEL and o.values]
         wants = f"the spec takes {needed} GPU{'' if needed == 1 else 's'}"

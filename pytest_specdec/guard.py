@@ -1,28 +1,83 @@
-"""Ends a server on this machine when the process that started it is killed: a script of the standard library.
+"""Ends a server on this machine when the process that started it is killed: both ends of one pipe.
 
-``guard.py PID`` waits on its standard input, a pipe that only its starter holds. ``done`` there means that the
-server was ended in order; the end of the pipe without it means that the starter is gone, by whatever signal, and
-everything of the session PID gets SIGTERM, patience, SIGKILL. It is a session of its own, so that what ends the
-starter's group does not end it.
+Run as a script (of the standard library), ``guard.py TOKEN`` waits on its standard input, which only its starter
+holds. It is started before the server is, so that no moment is without it. The first line is a job, one JSON object:
+``{"at_end": [...], "env": {...}}``, a command that ends what no signal reaches, and its environment. Then comes
+``leader PID`` when the server has started, and ``done`` when it was ended in order. The end of the pipe without that
+means that the starter is gone, by whatever signal: what belongs to the server gets SIGTERM, patience, SIGKILL, and the
+command runs. What belongs to it is the leader's session, every process that carries the token in its environment,
+and their descendants.
+
+The guard is a session of its own, so that what ends the starter's group does not end it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import secrets
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-#: Together with the time to notice less than ten seconds.
+#: The variable that everything a server starts inherits, daemons too.
+VARIABLE = "PYTEST_SPECDEC_LAUNCH"
+#: Together with the time to notice, and with what the last command takes, less than ten seconds.
 PATIENCE_S = 8.0
+AT_END_S = 2.0
 KILL_PATIENCE_S = 10.0
+AT_END_TIMEOUT_S = 60.0
 TICK_S = 0.1
+#: A start that was under way when the starter was killed shows itself within this time.
+START_S = 1.0
+DISMISS_WAIT_S = 5.0
 
 
-def members(leader: int) -> list[int]:
-    """Return living processes of the leader's session, and living descendants of the leader that left it."""
+class Guard:
+    """The starter's end: a guard that waits for a server to be started with ``environment``."""
+
+    def __init__(self, *, env: Mapping[str, str], at_end: Sequence[str]) -> None:
+        self._token = secrets.token_hex(16)
+        self.environment = {**env, VARIABLE: self._token}
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, self._token],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._say(json.dumps({"at_end": list(at_end), "env": dict(env)}))
+
+    def _say(self, line: str) -> None:
+        assert self._popen.stdin is not None
+        # A guard that was killed hears nothing; the server goes on without it.
+        with contextlib.suppress(BrokenPipeError):
+            self._popen.stdin.write(line.encode() + b"\n")
+            self._popen.stdin.flush()
+
+    def watch(self, leader: int) -> None:
+        """Tell it the id of the session that was started."""
+        self._say(f"leader {leader}")
+
+    def dismiss(self) -> None:
+        """Let it go: all has ended in order."""
+        assert self._popen.stdin is not None
+        self._say("done")
+        with contextlib.suppress(BrokenPipeError):
+            self._popen.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(timeout=DISMISS_WAIT_S)
+
+
+def members(leader: int | None, token: str) -> set[int]:
+    """Return what lives of the leader's session and of the token's bearers, descendants that left both included."""
     parents: dict[int, int] = {}
     found: set[int] = set()
+    mark = f"{VARIABLE}={token}".encode()
     for name in os.listdir("/proc"):  # noqa: PTH208 (no objects: a thousand names, ten times a second)
         if not name.isdigit():
             continue
@@ -35,37 +90,25 @@ def members(leader: int) -> list[int]:
         if state in (b"Z", b"X"):
             continue
         parents[int(name)] = int(parent)
-        if int(session) == leader:
+        if int(session) == leader or bears(int(name), mark):
             found.add(int(name))
+    family = set(found)
     for pid in parents:
         walked = pid
-        while walked in parents and walked != leader:
+        while walked in parents and walked not in found:
             walked = parents[walked]
-        if walked == leader and leader in found:
-            found.add(pid)
-    return sorted(found)
+        if walked in found:
+            family.add(pid)
+    return family
 
 
-def send(leader: int, seen: set[int], number: int) -> None:
-    """Signal every member, those seen before that are still descendants included."""
-    for pid in {*members(leader), *seen}:
-        try:
-            os.kill(pid, number)
-        except OSError:
-            seen.discard(pid)
-
-
-def end(leader: int) -> None:
-    """End the session."""
-    seen = set(members(leader))
-    for number, patience_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, KILL_PATIENCE_S)):
-        send(leader, seen, number)
-        deadline = time.monotonic() + patience_s
-        while time.monotonic() < deadline:
-            alive = members(leader)
-            if not alive and not any(is_alive(pid) for pid in seen):
-                return
-            time.sleep(TICK_S)
+def bears(pid: int, mark: bytes) -> bool:
+    """Whether the process was started with this variable; another user's can't be asked."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
+            return mark in file.read().split(b"\0")
+    except OSError:
+        return False
 
 
 def is_alive(pid: int) -> bool:
@@ -77,12 +120,45 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def end(leader: int | None, token: str, patience_s: float) -> None:
+    """End all of it, with SIGKILL after the patience."""
+    began = time.monotonic()
+    seen: set[int] = set()
+    for number, within_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, KILL_PATIENCE_S)):
+        signalled: set[int] = set()
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            # Those seen before may have lost whatever they were known by.
+            seen = members(leader, token) | {pid for pid in seen if is_alive(pid)}
+            if not seen and (leader is not None or time.monotonic() - began > START_S):
+                return
+            for pid in seen - signalled:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, number)
+            signalled |= seen
+            time.sleep(TICK_S)
+
+
 def main() -> None:
     """Wait for the word or for the end."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    if not sys.stdin.buffer.readline().startswith(b"done"):
-        end(int(sys.argv[1]))
+    token = sys.argv[1]
+    job: dict[str, Any] = {}
+    leader: int | None = None
+    for line in sys.stdin.buffer:
+        word, _, rest = line.strip().partition(b" ")
+        if word == b"done":
+            return
+        if word == b"leader":
+            leader = int(rest)
+        elif line.endswith(b"\n"):
+            job = json.loads(line)
+    at_end = job.get("at_end")
+    end(leader, token, PATIENCE_S - (AT_END_S if at_end else 0.0))
+    if at_end:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(at_end, env=job["env"], stdin=subprocess.DEVNULL, timeout=AT_END_TIMEOUT_S, check=False)
 
 
 if __name__ == "__main__":

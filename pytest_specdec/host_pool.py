@@ -78,6 +78,21 @@ class HostPool:
         return self._bound
 
     @property
+    def is_chosen(self) -> bool:
+        """Whether this process has settled on a host."""
+        return self._bound is not None
+
+    @property
+    def likely_name(self) -> str | None:
+        """The name of the host that the next launch will be on, where that is known before one is asked."""
+        if self._bound is not None:
+            return self._bound.name
+        try:
+            return self._make(self._names[0]).name if len(self._names) == 1 else None
+        except HostError:
+            return None
+
+    @property
     def given_name(self) -> str:
         """What the user calls the host of this process; ``""`` is this machine."""
         host = self.host

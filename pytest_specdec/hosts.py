@@ -24,6 +24,7 @@ from typing import Final, Protocol
 import psutil
 
 from pytest_specdec.errors import HostError
+from pytest_specdec.guard import Guard
 
 #: What a command must not inherit: variables of the test run itself, and the switches with which SGLang's own CI
 #: makes it check more and run slower (12 % of throughput in one report). A spec may still set any of them.
@@ -78,8 +79,20 @@ class Host(Protocol):
     def run(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> Completed:
         """Run a command to its end. Raises :class:`HostError` when it can't be started or takes too long."""
 
-    def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log_path: Path) -> Process:
-        """Start a process group whose output is added to a log file; raises :class:`HostError`."""
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str | None,
+        log_path: Path,
+        at_end: Sequence[str] = (),
+    ) -> Process:
+        """Start a process group whose output is added to a log file; raises :class:`HostError`.
+
+        ``at_end`` is a command for the end of a group that had to be ended without this process: it runs last, on
+        the host, in the same environment. After an end in order it is either not run, or has to find nothing to do.
+        """
 
     def free_port(self) -> int:
         """Return a port that nothing listens on."""
@@ -94,35 +107,12 @@ class Host(Protocol):
 _live: dict[int, LocalProcess] = {}
 
 
-_GUARD: Final = Path(__file__).parent / "guard.py"
-_GUARD_WAIT_S: Final = 5.0
-
-
-def _start_guard(pid: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(_GUARD), str(pid)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def _dismiss(guard: subprocess.Popen[bytes]) -> None:
-    assert guard.stdin is not None
-    with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
-        guard.stdin.write(b"done\n")
-        guard.stdin.close()
-        guard.wait(timeout=_GUARD_WAIT_S)
-
-
 class LocalProcess:
     """A process group on this machine: a session of its own, so that its members can be found by its id."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], *, guarded: bool) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], *, guard: Guard | None) -> None:
         self._popen = popen
-        # It holds the other end of a pipe of ours, and ends the session when that closes without a word.
-        self._guard = _start_guard(popen.pid) if guarded else None
+        self._guard = guard
         self._owner = os.getpid()
         self._gone = False
         # Members are remembered with their start times: an id alone may have been given to another process.
@@ -182,7 +172,7 @@ class LocalProcess:
         self.poll()
         _live.pop(self.pid, None)
         if self._guard is not None:
-            _dismiss(self._guard)
+            self._guard.dismiss()
             self._guard = None
         leave_term_alone()
 
@@ -269,16 +259,25 @@ class LocalHost:
             stderr=done.stderr.decode(errors="replace"),
         )
 
-    def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log_path: Path) -> Process:
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str | None,
+        log_path: Path,
+        at_end: Sequence[str] = (),
+    ) -> Process:
         """Start a session of its own, with its output in the log, whose directory is made."""
-        # Before the start, so that no signal finds a server and no handler.
+        # Before the start, so that no signal finds a server and no handler, or no guard.
         heed_term()
+        guard = Guard(env=env, at_end=at_end) if self._guarded else None
         try:
             log_path.parent.mkdir(parents=True, exist_ok=True)
             with log_path.open("ab") as log:
                 popen = subprocess.Popen(
                     list(argv),
-                    env=dict(env),
+                    env=dict(env) if guard is None else guard.environment,
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -286,8 +285,12 @@ class LocalHost:
                     start_new_session=True,
                 )
         except OSError as error:
+            if guard is not None:
+                guard.dismiss()
             raise HostError(f"{self.name}: {argv[0]} can't be started: {error}") from None
-        return LocalProcess(popen, guarded=self._guarded)
+        if guard is not None:
+            guard.watch(popen.pid)
+        return LocalProcess(popen, guard=guard)
 
     def free_port(self) -> int:
         """Return a port that was free a moment ago, and that was not given out before."""

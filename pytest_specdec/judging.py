@@ -143,12 +143,14 @@ class Judging:
         return _noted(recorded, f"recorded for {', '.join(str(path) for path in files)}")
 
     def write_updates(self, *, excluded: set[str]) -> None:
-        """Write the baselines of measurements whose tests passed."""
+        """Write the baselines of measurements whose tests passed; a copy lies in the report, for a run elsewhere."""
         for key, update in sorted(self._updates.items()):
             if key in excluded:
                 continue
             for path, recorded in update.files.items():
                 write_baseline(path, recorded)
+                handed_over = self._settings.report_dir / "baselines" / path.relative_to(self._settings.baselines_dir)
+                write_baseline(handed_over, recorded)
             self._written += update.changes
         self._updates.clear()
 

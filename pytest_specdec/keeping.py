@@ -14,11 +14,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_specdec import kept
+from pytest_specdec import containers, kept
 from pytest_specdec.client import ServerInfo
 from pytest_specdec.clock import Clock
+from pytest_specdec.containers import ContainerProcess
 from pytest_specdec.errors import HostError, InfrastructureError, LaunchError, ServerRequestError
-from pytest_specdec.hosts import Host, LocalHost
+from pytest_specdec.gpus import Gpu, memory_held
+from pytest_specdec.hosts import Host, LocalHost, Process
 from pytest_specdec.kept import Identity, KeptServer, LeasingHost
 from pytest_specdec.lease import LeasedProcess
 from pytest_specdec.leased_host import LeasedLocalHost
@@ -41,10 +43,11 @@ Facts = Callable[[], Mapping[str, object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted:
-    """A kept server that is this session's now, and the record of its launch."""
+    """A kept server that is this session's now, the record of its launch, and its GPUs as they were before."""
 
     running: RunningServer
     record: LaunchRecord
+    gpus: tuple[Gpu, ...]
 
 
 class Keeping:
@@ -87,7 +90,7 @@ class Keeping:
                     self._notify(f"ending {_called(server)}: {'; '.join(reasons)}")
                     self._end(leasing, server)
                 else:
-                    adopted = self._adopt(leasing, server, spec, client_factory)
+                    adopted = self._adopt(leasing, server, spec, identity, client_factory)
         return adopted
 
     def _settled(self, host: LeasingHost) -> tuple[KeptServer, ...]:
@@ -125,15 +128,28 @@ class Keeping:
             self._notify(str(error))
             return
         stop_process(process, self._clock, what=server.spec_name)
+        kept.await_gone(host, server, clock=self._clock)
+        held = memory_held(host, _gpus(server), clock=self._clock)
+        if held is not None:
+            self._notify(f"{server.spec_name}: {held}")
 
     def _adopt(
-        self, host: LeasingHost, server: KeptServer, spec: ServerSpec, client_factory: ClientFactory
+        self,
+        host: LeasingHost,
+        server: KeptServer,
+        spec: ServerSpec,
+        identity: Identity,
+        client_factory: ClientFactory,
     ) -> Adopted | None:
+        process: Process
         try:
             process = host.adopt(server.token, server.directory)
         except HostError as error:
             self._notify(str(error))
             return None
+        container = server.content["container"]
+        if container is not None:
+            process = containers.taken_over(process, host, container, env=identity.environment)
         with ended_on_error(process, self._clock, spec.name):
             url = host.url(server.port)
             try:
@@ -141,6 +157,7 @@ class Keeping:
             except (ServerRequestError, LaunchError) as error:
                 self._notify(f"ending {_called(server)}: {error}")
                 stop_process(process, self._clock, what=spec.name)
+                kept.await_gone(host, server, clock=self._clock)
                 return None
             record = LaunchRecord(**{**server.content["launch"], "adopted": True})
             watch = LogWatch(host, Path(server.log_path))
@@ -154,14 +171,23 @@ class Keeping:
                 clock=self._clock,
                 info=info,
                 ready_s=record.ready_s or 0.0,
+                phase_s=record.phase_s,
             )
         self._notify(f"adopted {_called(server)}, of a launch at {_moment(record.started_unix_s)}")
-        return Adopted(running=running, record=record)
+        return Adopted(running=running, record=record, gpus=_gpus(server))
 
-    def leave(self, host: Host, running: RunningServer, identity: Identity, record: LaunchRecord) -> None:
-        """Leave a server up for the next run; one that can't be is ended, with the reason told."""
+    def leave(
+        self,
+        host: Host,
+        running: RunningServer,
+        identity: Identity,
+        record: LaunchRecord,
+        gpus: tuple[Gpu, ...],
+    ) -> bool:
+        """Leave a server up for the next run; returns False for one that can't be, with the reason told."""
         lease_s = self._settings.keep_servers_s
-        process = running.process
+        container = running.process if isinstance(running.process, ContainerProcess) else None
+        process = running.process if container is None else container.client
         assert lease_s is not None
         assert isinstance(process, LeasedProcess)
         path = kept.directory_on(host) / f"{process.token}.json"
@@ -172,6 +198,8 @@ class Keeping:
             "model_path": running.info.model_path,
             "device": self._settings.device,
             "host": host.name,
+            "container": None if container is None else container.as_json(),
+            "gpus": [dataclasses.asdict(gpu) for gpu in gpus],
             "plugin_version": version("pytest-specdec"),
             "launch": dataclasses.asdict(dataclasses.replace(record, adopted=False)),
         }
@@ -180,9 +208,9 @@ class Keeping:
             process.keep(lease_s=lease_s, path=str(path), record=kept.record_of(identity, **content))
         except InfrastructureError as error:
             self._notify(f"{record.spec_name} is not kept: {error}")
-            running.stop()
-            return
+            return False
         self._notify(f"{record.spec_name} is kept up for {lease_s:g} s; see `pytest-specdec servers`")
+        return True
 
     def close(self) -> None:
         """Let go of what was taken on this machine."""
@@ -197,6 +225,10 @@ def _confirmed(server: KeptServer, client: Client) -> ServerInfo:
         raise LaunchError(f"on its port {server.port} another server answers, with {info.model_path!r}")
     client.generate_once("Hello", max_new_tokens=2, timeout_s=_GENERATION_TIMEOUT_S)
     return info
+
+
+def _gpus(server: KeptServer) -> tuple[Gpu, ...]:
+    return tuple(Gpu(**gpu) for gpu in server.content["gpus"])
 
 
 def _called(server: KeptServer) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from pytest_specdec import find_kept
+from pytest_specdec import containers, find_kept
+from pytest_specdec.clock import Clock
 from pytest_specdec.engine_env import host_cache
 from pytest_specdec.errors import HostError
 from pytest_specdec.hosts import Host
@@ -21,6 +22,9 @@ from pytest_specdec.lease import LeasedProcess
 SCHEMA: Final = 1
 SHORT: Final = 8
 _FIND_TIMEOUT_S: Final = 60.0
+#: Its last command may take a minute.
+_GONE_S: Final = 75.0
+_POLL_S: Final = 0.1
 #: Of the terminal, the login or the job that started a run: an engine is the same with any of them.
 _IRRELEVANT: Final = re.compile(
     r"(_|PWD|OLDPWD|SHLVL|TERM\w*|COLORTERM|COLUMNS|LINES|LS_COLORS|NO_COLOR|\w*FORCE_COLOR|PY_COLORS|CLICOLOR"
@@ -172,9 +176,28 @@ def kept_on(host: LeasingHost) -> tuple[KeptServer, ...]:
     return tuple(KeptServer.from_record(record, told["now"]) for record in records)
 
 
+def await_gone(host: LeasingHost, server: KeptServer, *, clock: Clock) -> None:
+    """Wait until the supervisor of a server that was ended has cleared up behind it: containers end last.
+
+    Raises :class:`HostError` after 75 s.
+    """
+    deadline = clock.monotonic() + _GONE_S
+    while any(one.token == server.token for one in kept_on(host)):
+        if clock.monotonic() >= deadline:
+            raise HostError(
+                f"{host.name}: waited {_GONE_S:g} s for the supervisor of kept server {server.id} ({server.spec_name}) "
+                f"to end; look at process {server.content['supervisor']} and at {server.log_path}"
+            )
+        clock.sleep(_POLL_S)
+
+
 def end_orphan(host: LeasingHost, server: KeptServer) -> None:
     """End a server that has lost its supervisor; raises :class:`HostError` when some of it is left."""
     source = Path(find_kept.__file__).read_text(encoding="utf-8")
     words = [host.python3(), "-I", "-S", "-c", source, str(directory_on(host)), "end", server.token]
     if host.run(words, timeout_s=_FIND_TIMEOUT_S).returncode != 0:
         raise HostError(f"{host.name}: processes of session {server.pid} survive SIGKILL; end them before a launch")
+    container = server.content["container"]
+    if container is not None:
+        # Its client is gone, by SIGKILL perhaps, which a container does not feel.
+        host.run(containers.end_command(container["control"], Path(container["id_path"])), timeout_s=_FIND_TIMEOUT_S)

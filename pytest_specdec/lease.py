@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,8 @@ _ATTACH_TIMEOUT_S: Final = 20.0
 _GOODBYE_S: Final = 1.0
 #: With a second for telling a closed channel from a lost one, what is left on its own is gone within 10 s.
 ABANDONED_PATIENCE_S: Final = 8.0
+#: What a command at the end, such as the removal of a container, takes of that.
+AT_END_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,20 @@ class Terms:
     lease_s: float
     clock: Clock
     on_forget: Callable[[LeasedProcess], None]
+
+
+def job_of(
+    argv: Sequence[str], *, env: Mapping[str, str], cwd: str, log_path: Path, at_end: Sequence[str]
+) -> dict[str, Any]:
+    """Return the job of starting a process group, as a supervisor reads it."""
+    return {
+        "argv": list(argv),
+        "env": dict(env),
+        "cwd": cwd,
+        "log": str(log_path),
+        "at_end": list(at_end),
+        "patience_s": ABANDONED_PATIENCE_S - (AT_END_S if at_end else 0.0),
+    }
 
 
 class LeasedProcess:
@@ -74,10 +90,7 @@ class LeasedProcess:
         return process
 
     def _start(self, job: Mapping[str, Any]) -> None:
-        self._channel = self._open(
-            SUPERVISOR,
-            {**job, "resumable": True, "lease_s": self._lease_s, "patience_s": ABANDONED_PATIENCE_S},
-        )
+        self._channel = self._open(SUPERVISOR, {**job, "resumable": True, "lease_s": self._lease_s})
         state = self._channel.first_state(_START_TIMEOUT_S)
         words = self._channel.last_words if state is None else str(state.get("error"))
         try:

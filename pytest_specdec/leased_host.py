@@ -13,7 +13,7 @@ from typing import Final
 from pytest_specdec.clock import Clock, SystemClock
 from pytest_specdec.errors import HostError
 from pytest_specdec.hosts import LocalHost, heed_term, leave_term_alone
-from pytest_specdec.lease import LeasedProcess, Leases, Terms, renew_kept
+from pytest_specdec.lease import LeasedProcess, Leases, Terms, job_of, renew_kept
 from pytest_specdec.lease_channel import BOOTSTRAP
 
 _POLL_S: Final = 0.02
@@ -109,10 +109,18 @@ class LeasedLocalHost(LocalHost):
         self._transport = PipeTransport(self._clock)
         self._leases = Leases(name=self.name, lease_s=lease_s, on_exit=self.close)
 
-    def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log_path: Path) -> LeasedProcess:
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str | None,
+        log_path: Path,
+        at_end: Sequence[str] = (),
+    ) -> LeasedProcess:
         """Start a process group under a lease, with its output in the log, whose directory is made."""
         heed_term()
-        job = {"argv": list(argv), "env": dict(env), "cwd": cwd or str(Path.cwd()), "log": str(log_path.absolute())}
+        job = job_of(argv, env=env, cwd=cwd or str(Path.cwd()), log_path=log_path.absolute(), at_end=at_end)
         process = LeasedProcess.start(self._transport, self._terms(), job=job)
         self._leases.add(process)
         return process

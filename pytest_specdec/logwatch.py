@@ -32,6 +32,8 @@ DYING: Final = re.compile(
     r"crashed with exit code|SIGQUIT received|Received sigquit from a child|scheduler is dead"
     r"|died during initialization"
 )
+#: A step of a progress bar, as tqdm prints it: ``38% Completed | 9/24 [``, ``  3%|#  | 1/35 [``.
+_BAR: Final = re.compile(r"\d+%(?: Completed)? ?\|[^|]*?(?:\| ?)?(?P<done>\d+)/(?P<total>\d+) \[")
 #: Lines of the access log: answers to requests, ours included, are no progress of a launch.
 _ACCESS: Final = re.compile(r'"(?:GET|POST|HEAD) /\S* HTTP/1\.[01]" \d{3}')
 _REMEMBERED_LINES: Final = 256
@@ -77,6 +79,14 @@ class Readable(Protocol):
         """Return the bytes of a file from an offset on."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A progress bar: steps done, of how many."""
+
+    done: int
+    total: int
+
+
 def clean(text: str) -> str:
     """Remove colours, and split progress bars into lines of their own."""
     return _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
@@ -91,8 +101,9 @@ def message(line: str) -> str:
 class LogWatch:
     """Follows a growing log; nothing is read twice.
 
-    ``phase`` is the last one seen, ``ready`` whether SGLang said so. ``bind_error`` and ``dying`` are the first
-    lines that say so, None before. ``size`` is how many bytes were read, or are passed over at the start.
+    ``phase`` is the last one seen, ``ready`` whether SGLang said so, ``bar`` the last step of a progress bar in this
+    phase. ``bind_error`` and ``dying`` are the first lines that say so, None before. ``size`` is how many bytes were
+    read, or are passed over at the start.
     """
 
     source: Readable
@@ -101,6 +112,7 @@ class LogWatch:
     ready: bool = False
     bind_error: str | None = None
     dying: str | None = None
+    bar: Bar | None = None
     size: int = 0
     _rest: str = ""
     _text: str = ""
@@ -127,7 +139,9 @@ class LogWatch:
         told = message(line)
         for phase, pattern in PHASES:
             if pattern.search(told):
-                self.phase = phase
+                self.phase, self.bar = phase, None
+        if bar := _BAR.search(told):
+            self.bar = Bar(done=int(bar["done"]), total=int(bar["total"]))
         self.ready |= self.phase == "ready"
         if self.bind_error is None and BIND_ERROR.search(told):
             self.bind_error = told

@@ -154,11 +154,12 @@ class Violation:
 class LaunchRecord:
     """One start of a server, and what was learned about it.
 
-    ``server_args`` are the effective arguments from ``/server_info`` (secrets removed); ``facts`` are the
-    other environment facts recorded with a baseline (versions, token capacity, GPU state). ``attached_to`` is the
-    address of a server that was running before; then ``ready_s`` and ``log_path`` are not known (None), and
-    ``started_unix_s`` is when it was first asked. ``cache_flushed``: before each round. ``adopted``: an earlier session
-    launched it and kept it up; ``started_unix_s`` and ``ready_s`` are those of that launch.
+    ``phase_s`` tells where the ``ready_s`` seconds went (``weights``, ``graphs``, ...). ``server_args`` are the
+    effective arguments from ``/server_info`` (secrets removed); ``facts`` are the other environment facts recorded
+    with a baseline (versions, token capacity, GPU state). ``attached_to`` is the address of a server that was
+    running before; then ``ready_s`` and ``log_path`` are not known (None), and ``started_unix_s`` is when it was
+    first asked. ``cache_flushed``: before each round. ``adopted``: an earlier session launched it and kept it up; its
+    times are those of that launch.
     """
 
     index: int
@@ -177,6 +178,7 @@ class LaunchRecord:
     attached_to: str | None = None
     cache_flushed: bool = True
     adopted: bool = False
+    phase_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

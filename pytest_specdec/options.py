@@ -209,6 +209,15 @@ TABLE: Final[tuple[Option, ...]] = (
         help="Run the preflight of every collected spec and start nothing (pytest-specdec check).",
     ),
     Option(
+        name="baseline_files",
+        flag="--specdec-baseline-files",
+        parse=s.one_of("list", "prune"),
+        default=None,
+        metavar="list|prune",
+        help="List the committed baselines, or delete those that no collected test uses, and run nothing "
+        "(pytest-specdec baselines).",
+    ),
+    Option(
         name="inconclusive",
         flag="",
         parse=s.one_of("fail", "warn"),
@@ -315,6 +324,7 @@ def load_settings(config: pytest.Config, environ: Mapping[str, str] | None = Non
         keep_servers_s=values["keep_servers"],
         allow_loosening=values["allow_loosening"],
         check=values["check"],
+        baseline_files=values["baseline_files"],
         inconclusive=values["inconclusive"],
         where={name: entry.where for name, entry in resolved.items()},
     )

@@ -65,28 +65,48 @@ class Plan:
                 return planned
         raise KeyError(spec.name)
 
-    def lines(self) -> list[str]:
-        """Describe the plan in a few lines for the terminal."""
+    def lines(self, expected_s: Callable[[ServerSpec], float | None] = lambda _spec: None) -> list[str]:
+        """Describe the plan in a few lines for the terminal.
+
+        ``expected_s`` tells how many seconds a launch of a spec takes, None where that is not known: the plan is
+        shown with its cost.
+        """
         if not self.specs:
             return []
         measurements = sum(len(planned.measurements) for planned in self.specs)
         launches = sum(planned.launches for planned in self.specs)
+        costs = [(planned, expected_s(planned.spec)) for planned in self.specs]
         head = f"specdec plan: {_n(len(self.specs), 'server spec')}, {_n(measurements, 'measurement')}, "
-        head += _n(launches, "launch", "launches")
-        return [head, *(f"  {_spec_line(planned)}" for planned in self.specs)]
+        head += _n(launches, "launch", "launches") + _loading(costs, launches)
+        return [head, *(f"  {_spec_line(planned, cost_s)}" for planned, cost_s in costs)]
 
 
 def _n(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def _spec_line(planned: SpecPlan) -> str:
+def _loading(costs: list[tuple[SpecPlan, float | None]], launches: int) -> str:
+    """What all launches cost together, as far as it is known."""
+    known = [(planned.launches, cost_s) for planned, cost_s in costs if cost_s is not None]
+    counted = sum(number for number, _ in known)
+    if not counted:
+        return ""
+    of_all = "" if counted == launches else f" for {counted} of them, not known for the others"
+    return f", about {_duration(sum(number * cost_s for number, cost_s in known))} of loading{of_all}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _spec_line(planned: SpecPlan, cost_s: float | None) -> str:
     what = ", ".join(
         f"{m.measurement.workload.name} c{m.measurement.concurrency} o{m.measurement.output_tokens}"
         f" ({m.rounds}+{m.warmup} rounds)"
         for m in planned.measurements
     )
-    return f"{planned.spec.name}: {_n(planned.launches, 'launch', 'launches')}; {what or 'server only'}"
+    each = "" if cost_s is None else f" of about {_duration(cost_s)}"
+    return f"{planned.spec.name}: {_n(planned.launches, 'launch', 'launches')}{each}; {what or 'server only'}"
 
 
 def check_names(tests: Iterable[PlannedTest]) -> None:

@@ -7,8 +7,8 @@ with all that hangs on it is imported when the first test of ours is collected.
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Generator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -16,6 +16,7 @@ import pytest
 from pytest_specdec import options
 
 if TYPE_CHECKING:
+    from pytest_specdec.owned import OwnedDirectory  # noqa: F401  # named in a stash key
     from pytest_specdec.plan import PlannedTest
     from pytest_specdec.session import Benchmark, GpuHost, SglangServer, SpecdecSession
 
@@ -25,8 +26,9 @@ _OURS: Final = pytest.StashKey[bool]()
 
 _OUR_FIXTURES: Final = frozenset({"sglang_server", "specdec_benchmark", "gpu_host"})
 _WORKER_OUTPUT: Final = "specdec_document"
-_RUN: Final = "specdec_run"
-_RUN_ID: Final = pytest.StashKey[str]()
+_GROUPS: Final = "specdec_groups"
+_DISTRIBUTES: Final = pytest.StashKey[bool]()
+_GROUPS_DIRECTORY: Final = pytest.StashKey["OwnedDirectory"]()
 #: Status words of failed reports that are not ordinary failures, with their letters.
 _LETTERS: Final = {
     "regression": "R",
@@ -115,23 +117,33 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object) -> str | None
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Note whether the user left the distribution to us: ``-n`` without a ``--dist``."""
     if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
-        config.stash[_RUN_ID] = uuid.uuid4().hex
+        config.stash[_DISTRIBUTES] = True
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa: ANN401  # xdist's types
     """Keep tests of one spec on one worker, unless the user chose a ``--dist``."""
-    if _RUN_ID not in config.stash:
+    if _DISTRIBUTES not in config.stash:
         return None
     from pytest_specdec import distribution  # noqa: PLC0415  # needs xdist, which is there when this is called
 
-    return distribution.OneQueueASpec(config, log, config.stash[_RUN_ID])
+    return distribution.OneQueueASpec(config, log, _groups_directory(config))
+
+
+def _groups_directory(config: pytest.Config) -> Path:
+    """The controller's directory for what its workers tell it, made when it is first needed."""
+    if _GROUPS_DIRECTORY not in config.stash:
+        from pytest_specdec import distribution  # noqa: PLC0415  # needs xdist, which is there when this is called
+
+        config.stash[_GROUPS_DIRECTORY] = distribution.make_directory()
+    return config.stash[_GROUPS_DIRECTORY].path
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:  # noqa: ANN401  # xdist's node controller
-    """Tell a worker which run it belongs to."""
-    node.workerinput[_RUN] = node.config.stash.get(_RUN_ID, None)
+    """Tell a worker where to leave its groups."""
+    if _DISTRIBUTES in node.config.stash:
+        node.workerinput[_GROUPS] = str(_groups_directory(node.config))
 
 
 def _is_ours(item: pytest.Item) -> bool:
@@ -177,11 +189,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     planned = [item.stash[_PLANNED] for item in session.items if _PLANNED in item.stash]
     if planned and not _session_of(session.config).refused:
         _session_of(session.config).make_plan(planned)
-    run_id = getattr(session.config, "workerinput", {}).get(_RUN)
-    if run_id is not None:
+    directory = getattr(session.config, "workerinput", {}).get(_GROUPS)
+    if directory is not None:
         from pytest_specdec import distribution  # noqa: PLC0415  # needs xdist, which is there in a worker
 
-        distribution.write_groups(run_id, {test.nodeid: test.spec.content_hash for test in planned})
+        distribution.write_groups(Path(directory), {test.nodeid: test.spec.content_hash for test in planned})
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
@@ -287,18 +299,27 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """With ``--specdec-check``, check every spec in the place of running tests."""
-    if session.testsfailed or not options.load_settings(session.config).check:
+    """With ``--specdec-check`` or ``--specdec-baseline-files``, do that in the place of running tests."""
+    settings = options.load_settings(session.config)
+    if session.testsfailed or not (settings.check or settings.baseline_files):
         return None
-    lines, good = _session_of(session.config).check_plan()
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    specdec = _session_of(session.config)
+    if settings.check:
+        lines, good = specdec.check_plan()
+        _write_section(session.config, "preflight", lines)
+        if not good:
+            pytest.exit("the preflight found problems", returncode=12)
+    else:
+        _write_section(session.config, "baselines", specdec.baseline_lines())
+    return True
+
+
+def _write_section(config: pytest.Config, title: str, lines: list[str]) -> None:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
-        reporter.section("preflight")
+        reporter.section(title)
         for line in lines:
             reporter.write_line(line)
-    if not good:
-        pytest.exit("the preflight found problems", returncode=12)
-    return True
 
 
 class _Outcomes:
@@ -324,11 +345,9 @@ class _Outcomes:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Stop servers, write files, and choose the exit code."""
-        run_id = self._config.stash.get(_RUN_ID, None)
-        if run_id is not None:
-            from pytest_specdec import distribution  # noqa: PLC0415  # needs xdist, which made the id
-
-            distribution.groups_file(run_id).unlink(missing_ok=True)
+        directory = self._config.stash.get(_GROUPS_DIRECTORY, None)
+        if directory is not None:
+            directory.remove()
         specdec = self._config.stash.get(_SESSION, None)
         if specdec is not None:
             if not specdec.finish():

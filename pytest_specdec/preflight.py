@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import posixpath
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pytest_specdec import flag_probe, jsonfile
+from pytest_specdec import containers, flag_probe, jsonfile
 from pytest_specdec.clock import Clock
 from pytest_specdec.commandline import SERVE, program_words
 from pytest_specdec.drafting import drafting_notices, drafting_problems, names_unknown_algorithm
@@ -38,7 +37,6 @@ _CACHE_VERSION: Final = 1
 _REMEMBERED: Final = 500
 #: What else decides which options and choices a parser has.
 _SHAPING: Final = re.compile(r"SGLANG_|PYTHONPATH$")
-_CONTAINERS: Final = frozenset({"docker", "podman", "nerdctl"})
 _MODEL: Final = "--model-path"
 _DRAFT: Final = "--speculative-draft-model-path"
 _WRONG: Final = {
@@ -47,7 +45,15 @@ _WRONG: Final = {
 }
 
 Rule = Literal[
-    "python", "unknown-flag", "ambiguous-flag", "bad-value", "draft-flags", "model-path", "draft-path", "gpus"
+    "launcher",
+    "python",
+    "unknown-flag",
+    "ambiguous-flag",
+    "bad-value",
+    "draft-flags",
+    "model-path",
+    "draft-path",
+    "gpus",
 ]
 
 
@@ -121,13 +127,18 @@ def check(
         HostError: the host does not answer. All else is a problem in the result.
 
     """
+    unfit = containers.refusal(spec.launcher)
+    if unfit is not None:
+        # What would be asked behind such a launcher may not answer, nor end.
+        problem = Problem(rule="launcher", message=unfit)
+        return Preflight(spec=spec, notices=(), problems=(problem,), sglang_version=None)
     probe = _Probe(host=host, spec=spec, python=python, env=env)
     paths = _local_paths(host, spec)
     seen = probe.ask(
         {"ask": "look", "paths": list(dict.fromkeys(path for _, _, path in paths))}, timeout_s=_LOOK_TIMEOUT_S
     )
     problems: list[Problem] = []
-    notices: tuple[str, ...] = ()
+    notices = (*_address_notices(spec), *containers.notices(spec.launcher))
     version: str | None = None
     if isinstance(seen, str):
         problems.append(Problem(rule="python", message=seen))
@@ -135,7 +146,8 @@ def check(
         problems.append(Problem(rule="python", message=f"{seen['python']} has no sglang; {probe.described}"))
     else:
         version = str(seen["sglang_version"])
-        spec, notices = translate(spec, version)
+        spec, translated = translate(spec, version)
+        notices += translated
         answers = _Answers(probe, spec, stamp=str(seen["stamp"]), cache_dir=cache_dir)
         problems += answers.problems()
         problems += [Problem(rule="draft-flags", message=text) for text in drafting_problems(spec, answers.algorithms)]
@@ -150,6 +162,14 @@ def check(
     if device == "cuda" and not spec.runs_on_cpu:
         problems += [Problem(rule="gpus", message=text) for text in gpu_problems(host, spec, env=env, clock=clock)]
     return Preflight(spec=spec, notices=notices, problems=tuple(problems), sglang_version=version)
+
+
+def _address_notices(spec: ServerSpec) -> tuple[str, ...]:
+    """Say that an address of a pasted line is not used."""
+    if not spec.left_out:
+        return ()
+    flags = " ".join(word for option in spec.left_out for word in option.words)
+    return (f"{flags} of its command is not used: each launch gets a free port of its own on 127.0.0.1",)
 
 
 def _local_paths(host: Host, spec: ServerSpec) -> list[tuple[Literal["model-path", "draft-path"], str, str]]:
@@ -215,18 +235,8 @@ class _Probe:
 
 def _beside(launcher: Sequence[str]) -> tuple[str, ...]:
     """The launcher for a short run beside the real one: a container leaves neither itself nor its name behind."""
-    words = list(launcher)
-    if not any(posixpath.basename(word) in _CONTAINERS for word in words) or "run" not in words:
-        return tuple(words)
-    at = words.index("run") + 1
-    kept: list[str] = []
-    rest = iter(words[at:])
-    for word in rest:
-        if word == "--name":
-            next(rest, None)
-        elif not word.startswith("--name=") and word != "--rm":
-            kept.append(word)
-    return (*words[:at], "--rm", *kept)
+    run = containers.find_run(launcher)
+    return tuple(launcher) if run is None else run.words(without=("name", "rm", "cidfile"), added=("--rm",))
 
 
 class _Answers:

@@ -186,6 +186,7 @@ def launch_json(launch: LaunchRecord) -> dict[str, Any]:
     row = dataclasses.asdict(launch)
     row["server_args"] = dict(launch.server_args)
     row["facts"] = dict(launch.facts)
+    row["phase_s"] = dict(launch.phase_s)
     return row
 
 

@@ -11,7 +11,6 @@ from pytest_specdec.client import ServerClient, ServerInfo
 from pytest_specdec.errors import HostError, InfrastructureError, LaunchError, ServerRequestError
 from pytest_specdec.host_pool import Seat
 from pytest_specdec.hosts import Host
-from pytest_specdec.kept import Identity
 from pytest_specdec.model import LaunchRecord
 from pytest_specdec.ssh import SshHost
 
@@ -34,7 +33,11 @@ class ServerLog:
 
 
 class ServedHere:
-    """A server that this session started or adopted, with the record of its launch, and what the launch is made of."""
+    """A server that this session started or adopted, with the record of its launch.
+
+    ``settle`` waits, after its end, for what it held on the host. ``leave`` leaves it up for the next session, and
+    returns whether it could.
+    """
 
     def __init__(
         self,
@@ -43,14 +46,16 @@ class ServedHere:
         client: ServerClient,
         seat: Seat,
         log: ServerLog,
-        identity: Identity,
+        settle: Callable[[], None],
+        leave: Callable[[], bool],
     ) -> None:
         self._running = running
         self._seat = seat
         self._log = log
+        self._settle = settle
+        self._leave = leave
         self.record = record
         self.client = client
-        self.identity = identity
 
     @property
     def url(self) -> str:
@@ -74,15 +79,17 @@ class ServedHere:
 
     def stop(self) -> None:
         """End it, then let the next measured server have the host."""
-        self._let_go(self._running.stop)
+        self._let_go(keep=False)
 
-    def leave(self, leave: Callable[[Host, server.RunningServer], None]) -> None:
-        """Have it left up for the next run, then let the next measured server have the host."""
-        self._let_go(lambda: leave(self._seat.host, self._running))
+    def keep(self) -> None:
+        """Leave it up for the next session (or end it, if that can't be), then let the next one have the host."""
+        self._let_go(keep=True)
 
-    def _let_go(self, end: Callable[[], object]) -> None:
+    def _let_go(self, *, keep: bool) -> None:
         try:
-            end()
+            if not (keep and self._leave()):
+                self._running.stop()
+                self._settle()
         finally:
             self._log.keep()
             self._seat.release()

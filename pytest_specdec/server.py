@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from pytest_specdec import containers
+from pytest_specdec.activity import Activity
 from pytest_specdec.client import ServerInfo
 from pytest_specdec.clock import Clock
 from pytest_specdec.errors import LaunchError
 from pytest_specdec.hosts import Host, Process
 from pytest_specdec.logwatch import LogWatch
+from pytest_specdec.progress import Progress
 from pytest_specdec.readiness import DYING_PATIENCE_S, SETTLE_S, ClientFactory, Waiting, exit_within, launch_error
 from pytest_specdec.spec import ServerSpec
 from pytest_specdec.stopping import StopReport, ended_on_error, stop_process
@@ -20,7 +22,8 @@ from pytest_specdec.stopping import StopReport, ended_on_error, stop_process
 class RunningServer:
     """A server that is ready. ``stop`` ends it and everything it started.
 
-    ``ready_s`` is the time from the start to readiness, ``info`` what ``/server_info`` said then.
+    ``ready_s`` is the time from the start to readiness, ``phase_s`` where it went, ``info`` what ``/server_info``
+    said then.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class RunningServer:
         clock: Clock,
         info: ServerInfo,
         ready_s: float,
+        phase_s: Mapping[str, float],
     ) -> None:
         self.spec = spec
         self.port = port
@@ -42,6 +46,7 @@ class RunningServer:
         self.log_path = watch.path
         self.info = info
         self.ready_s = ready_s
+        self.phase_s = phase_s
         self._watch = watch
         self._clock = clock
         self._stopped: StopReport | None = None
@@ -78,40 +83,53 @@ def launch(
     startup_timeout_s: float,
     startup_limit_s: float,
     extra_env: Mapping[str, str],
-    on_progress: Callable[[str], None],
+    on_progress: Callable[[Progress], None],
+    expected_s: float | None = None,
 ) -> RunningServer:
     """Start a server and wait until it is ready.
 
     Ready means: our process lives, the log says so (or ``/health`` does, for a log that lost the line),
-    ``/server_info`` tells our model and our port, and one real generation works. ``/health`` runs a token on
-    the server; it is not asked afterwards.
+    ``/server_info`` tells our model, our port and the spec's arguments, and one real generation works. ``/health``
+    runs a token on the server; it is not asked afterwards. ``on_progress`` is told twice a second how far it is, and
+    that it is expected to take ``expected_s``.
 
     Raises:
-        LaunchError: it died, its port was taken, another server answers there, nothing new came for
-            ``startup_timeout_s``, or ``startup_limit_s`` passed in all. The group is ended before anything is
-            raised, an interrupt included.
+        LaunchError: it died, its port was taken, another server answers there, nothing moved (log, reading,
+            compilers, GPU memory) for ``startup_timeout_s``, or ``startup_limit_s`` passed in all. The group is
+            ended before anything is raised, an interrupt included.
         HostError: it could not be started.
 
     """
-    _refuse_own_network(spec)
+    refusal = containers.refusal(spec.launcher)
+    if refusal is not None:
+        raise LaunchError(f"{spec.name}: {refusal}")
     port = host.free_port()
     argv = spec.argv(python, ("--host", "127.0.0.1", "--port", str(port)), home=host.home())
     # A file that is there already tells of an earlier launch.
     watch = LogWatch(host, log_path, size=len(host.read_from(log_path, 0)))
     began = clock.monotonic()
-    process = host.spawn(argv, env=environment(host, spec, extra_env), cwd=spec.cwd, log_path=log_path)
+    process = containers.start(
+        host,
+        argv,
+        launcher=len(spec.launcher),
+        env=environment(host, spec, extra_env),
+        cwd=spec.cwd,
+        log_path=log_path,
+    )
     with ended_on_error(process, clock, spec.name):
         waiting = Waiting(
             spec=spec,
             model=argv[argv.index("--model-path") + 1],
             process=process,
             watch=watch,
+            activity=Activity(host, gpus=not spec.runs_on_cpu),
             clock=clock,
             client=client_factory(host.url(port)),
             port=port,
             began=began,
             startup_timeout_s=startup_timeout_s,
             startup_limit_s=startup_limit_s,
+            expected_s=expected_s,
             on_progress=on_progress,
         )
         info = waiting.until_ready()
@@ -124,6 +142,7 @@ def launch(
             clock=clock,
             info=info,
             ready_s=clock.monotonic() - began,
+            phase_s=waiting.phase_s,
         )
 
 
@@ -133,19 +152,3 @@ def environment(host: Host, spec: ServerSpec, extra_env: Mapping[str, str]) -> d
     if "PYTHONPATH" in extra_env and "PYTHONPATH" in spec.env:
         env["PYTHONPATH"] = os.pathsep.join([extra_env["PYTHONPATH"], spec.env["PYTHONPATH"]])
     return env
-
-
-def _refuse_own_network(spec: ServerSpec) -> None:
-    """A container with a network of its own can't be reached at a port that is chosen after its spec was written."""
-    container = next((w for w in spec.launcher if posixpath.basename(w) in ("docker", "podman", "nerdctl")), None)
-    if container is None or "run" not in spec.launcher or _shares_network(spec.launcher):
-        return
-    raise LaunchError(
-        f"{spec.name}: its container has a network of its own, where the port that is chosen for each launch can't "
-        f"be reached; add --network=host to `{container} run`"
-    )
-
-
-def _shares_network(launcher: Sequence[str]) -> bool:
-    joined = " ".join(launcher).replace("=", " ")
-    return "--network host" in joined or "--net host" in joined

@@ -157,6 +157,7 @@ def _stop(arguments: argparse.Namespace, host: LeasingHost) -> int:
         else:
             process = host.adopt(server.token, server.directory)
             stop_process(process, SystemClock(), what=server.spec_name)
+            kept.await_gone(host, server, clock=SystemClock())
         print(f"stopped {server.id} ({server.spec_name}) on {host.name}")
     if not chosen:
         print(f"no server is kept on {host.name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import os
@@ -11,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_specdec import attach, bench, engine_env, fingerprint, metrics, preflight, server
+from pytest_specdec import attach, bench, engine_env, fingerprint, gpus, metrics, preflight, server
 from pytest_specdec.client import ServerClient
 from pytest_specdec.clock import Clock, SystemClock
 from pytest_specdec.errors import DisagreementError, HostError, InfrastructureError, LaunchError
@@ -19,16 +20,20 @@ from pytest_specdec.host_pool import HostPool, Seat
 from pytest_specdec.hosts import Host, LocalHost, PythonFound, find_python
 from pytest_specdec.keeping import Keeping
 from pytest_specdec.kept import Identity
+from pytest_specdec.launch_history import LaunchHistory, PastLaunch
 from pytest_specdec.model import LaunchRecord, LaunchRounds, Round
 from pytest_specdec.plan import PlannedMeasurement
 from pytest_specdec.pool import Served
 from pytest_specdec.preflight import Preflight
+from pytest_specdec.progress import Progress, phases_line
 from pytest_specdec.results import Recorder
 from pytest_specdec.served import ServedHere, ServedThere, ServerLog
 from pytest_specdec.settings import ANY_HOST, Settings
 from pytest_specdec.spec import ServerSpec
 
 Notify = Callable[[str], None]
+#: Shows how far a launch is; None when none is waited for any more.
+Show = Callable[[Progress | None], None]
 
 #: What changes acceptance without changing a model: never a baseline.
 SIMULATED_ACCEPTANCE: Final = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")
@@ -37,14 +42,16 @@ SIMULATED_ACCEPTANCE: Final = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")
 class Serving:
     """Starts servers and measures on them, for one session."""
 
-    def __init__(self, settings: Settings, recorder: Recorder, *, worker: int, notify: Notify) -> None:
+    def __init__(self, settings: Settings, recorder: Recorder, *, worker: int, notify: Notify, show: Show) -> None:
         self._settings = settings
         self._recorder = recorder
         self._notify = notify
+        self._show = show
         self._clock: Clock = SystemClock()
         self._hosts = HostPool(settings, first=worker, clock=self._clock, notify=notify)
         self._keeping = Keeping(settings, clock=self._clock, notify=notify)
         self._pythons: dict[str | None, PythonFound] = {}
+        self._told: set[str] = set()
         self.failures: list[dict[str, Any]] = []
         self._started = dt.datetime.now(dt.timezone.utc)
 
@@ -82,6 +89,16 @@ class Serving:
                 spec_python=spec.python,
             )
         return self._pythons[spec.python]
+
+    @cached_property
+    def _history(self) -> LaunchHistory:
+        return LaunchHistory(engine_env.cache_root(os.environ) / "launches.json")
+
+    def expected_s(self, spec: ServerSpec) -> float | None:
+        """How long a launch of this spec took on this host the last time; None where that is not known."""
+        host = self._hosts.likely_name
+        last = None if host is None or self._settings.url else self._history.last(spec.content_hash, host)
+        return None if last is None else last.ready_s
 
     def start(self, spec: ServerSpec, index: int) -> ServedHere | ServedThere:
         """Bring a server up; raises :class:`InfrastructureError`, after noting it for the report."""
@@ -122,13 +139,16 @@ class Serving:
             host, launched, identity, facts=partial(self._engine_facts, found), client_factory=client_for
         )
         if adopted is not None:
-            written = adopted.running.log_path
-            log = ServerLog(host, self._log_path(spec, index), written=written)
+            running = adopted.running
+            log = ServerLog(host, self._log_path(spec, index), written=running.log_path)
             record = dataclasses.replace(adopted.record, index=index, log_path=str(log.kept))
-            return ServedHere(adopted.running, record, client_for(adopted.running.url), seat, log, identity)
+            settle = partial(self._wait_for_memory, spec, adopted.gpus)
+            leave = partial(self._keeping.leave, host, running, identity, record, adopted.gpus)
+            return ServedHere(running, record, client_for(running.url), seat, log, settle, leave)
         log = ServerLog(host, self._log_path(spec, index))
         launched = self._checked(launched, found, extra_env)
         self._notify(f"launching {spec.name} (launch {index + 1}): {spec.masked_command}")
+        before = self._gpus_taken(launched, extra_env)
         started_unix_s = self._clock.time()
         try:
             running = server.launch(
@@ -141,14 +161,22 @@ class Serving:
                 startup_timeout_s=self._settings.startup_timeout_s,
                 startup_limit_s=self._settings.startup_limit_s,
                 extra_env=extra_env,
-                on_progress=self._notify,
+                on_progress=self._show,
+                expected_s=self.expected_s(spec),
             )
-        except BaseException:
+        except BaseException as error:
+            self._show(None)
             log.keep()
+            # Whoever interrupts does not want to wait.
+            if isinstance(error, InfrastructureError):
+                self._wait_for_memory(spec, before)
             raise
+        settle = partial(self._wait_for_memory, spec, before)
         try:
+            self._ready(spec, running, started_unix_s)
             record = self._record(spec, index, running, started_unix_s, node, found, log.kept, seat)
-            return ServedHere(running, record, client_for(running.url), seat, log, identity)
+            leave = partial(self._keeping.leave, host, running, identity, record, before)
+            return ServedHere(running, record, client_for(running.url), seat, log, settle, leave)
         except BaseException:
             running.stop()
             raise
@@ -156,8 +184,7 @@ class Serving:
     def keep(self, served: Served) -> None:
         """Leave a server up for the next run."""
         if isinstance(served, ServedHere):
-            keeping, one = self._keeping, served
-            one.leave(lambda host, running: keeping.leave(host, running, one.identity, one.record))
+            served.keep()
 
     def _engine_facts(self, found: PythonFound | None) -> Mapping[str, object]:
         return {} if found is None else fingerprint.engine_facts(self.host, found.path)
@@ -173,6 +200,12 @@ class Serving:
         return spec.with_paths(
             engine_env.tiny_model_paths(self.host, found.path, spec.tiny_models, cache_dir=cache_dir)
         )
+
+    def _ready(self, spec: ServerSpec, running: server.RunningServer, started_unix_s: float) -> None:
+        """Say where the time went, and remember it for the next launch."""
+        self._notify(f"{spec.name}: ready after {running.ready_s:.1f} s: {phases_line(running.phase_s)}")
+        past = PastLaunch(ready_s=running.ready_s, phase_s=running.phase_s)
+        self._history.add(spec.content_hash, self.host.name, past, at_unix_s=started_unix_s)
 
     def preflight(self, spec: ServerSpec) -> Preflight:
         """Check a spec without starting a server; raises :class:`HostError` when the host does not answer.
@@ -204,8 +237,25 @@ class Serving:
         if refusal is not None:
             raise LaunchError(refusal)
         for notice in checked.notices:
-            self._notify(f"{spec.name}: {notice}")
+            if notice not in self._told:
+                self._told.add(notice)
+                self._notify(f"{spec.name}: {notice}")
         return checked.spec
+
+    def _gpus_taken(self, spec: ServerSpec, extra_env: Mapping[str, str]) -> tuple[gpus.Gpu, ...]:
+        """The GPUs that a launch will take, as they are before it."""
+        if self._settings.device != "cuda" or spec.runs_on_cpu:
+            return ()
+        return gpus.gpus_taken(self.host, spec, env=server.environment(self.host, spec, extra_env))
+
+    def _wait_for_memory(self, spec: ServerSpec, before: tuple[gpus.Gpu, ...]) -> None:
+        """See to it that a server's memory is free again; what was measured stands, whatever comes of it."""
+        try:
+            held = gpus.memory_held(self.host, before, clock=self._clock)
+        except HostError as error:
+            held = f"whether its GPU memory is free again can't be told: {error}"
+        if held is not None:
+            self._notify(f"{spec.name}: {held}")
 
     def _log_path(self, spec: ServerSpec, index: int) -> Path:
         stamp = dt.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
@@ -244,6 +294,7 @@ class Serving:
             drafting=info.drafting,
             server_args=info.args,
             facts=facts,
+            phase_s=running.phase_s,
         )
 
     def measure(self, served: Served, planned: PlannedMeasurement) -> LaunchRounds:
@@ -275,10 +326,11 @@ class Serving:
 
     def header(self) -> dict[str, Any]:
         """Return what the results document says about the whole run."""
-        try:
-            node = self.node.slug
-        except InfrastructureError:
-            node = "unknown"
+        node = "unknown"
+        # Where nothing could be launched, a host that may be away is not asked again.
+        if self._hosts.is_chosen or self._settings.url is not None:
+            with contextlib.suppress(InfrastructureError):
+                node = self.node.slug
         return {
             "created": self._started.isoformat(timespec="seconds"),
             "plugin_version": version("pytest-specdec"),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
 
-from pytest_specdec import declare, judging, plan, preflight, report, results
+from pytest_specdec import baseline_admin, declare, judging, plan, preflight, report, results
 from pytest_specdec.errors import DisagreementError, InfrastructureError, SpecdecError, UserInputError
 from pytest_specdec.model import Verdict
 from pytest_specdec.plan import PlannedTest
@@ -19,6 +19,7 @@ from pytest_specdec.pool import ServerPool
 from pytest_specdec.results import BenchmarkResult, Recorder
 from pytest_specdec.serving import Serving
 from pytest_specdec.spec import ServerSpec
+from pytest_specdec.terminal import Terminal
 
 if TYPE_CHECKING:
     from pytest_specdec.settings import Settings
@@ -132,7 +133,11 @@ class SpecdecSession:
         worker = getattr(config, "workerinput", {}).get("workerid", "")
         self.recorder = Recorder(settings.report_dir, worker=worker)
         number = int(worker.removeprefix("gw")) if worker.removeprefix("gw").isdigit() else 0
-        self.serving = Serving(settings, self.recorder, worker=number, notify=self._notify)
+        terminal = Terminal(
+            self._reporter, uncaptured=self._uncaptured, width=lambda: config.get_terminal_writer().fullwidth
+        )
+        self._say = terminal.say
+        self.serving = Serving(settings, self.recorder, worker=number, notify=terminal.say, show=terminal.show)
         self.judging = judging.Judging(settings, self.serving, command=_command(config))
         self.refused = False
         self._plan = plan.Plan(specs=())
@@ -141,6 +146,7 @@ class SpecdecSession:
         self._results: dict[str, BenchmarkResult] = {}
         self._shown: dict[str, dict[str, Any]] = {}
         self._failed_keys: set[str] = set()
+        self._declared_keys: frozenset[str] = frozenset()
 
     def resolve(self, item: pytest.Item) -> PlannedTest | None:
         """Return what an item asks for; None after marking it skipped, or when it needs no server."""
@@ -160,6 +166,8 @@ class SpecdecSession:
             fixtures=frozenset(getattr(item, "fixturenames", ())),
         )
         try:
+            if self.settings.baseline_files is not None:
+                self._declared_keys |= declare.keys(declaration)
             planned = declare.resolve(declaration, self.settings)
         except UserInputError as error:
             raise pytest.UsageError(str(error)) from None
@@ -220,9 +228,27 @@ class SpecdecSession:
                 good = good and not checked.problems
         return lines or ["no test asks for a server that this run can take"], good and bool(lines)
 
+    def baseline_lines(self) -> list[str]:
+        """List the committed baselines, or delete those that no collected test looks at.
+
+        Raises :class:`pytest.UsageError` for a selection: what it leaves out would look unused.
+        """
+        for dest, flag in (("keyword", "-k"), ("markexpr", "-m"), ("deselect", "--deselect"), ("lf", "--last-failed")):
+            if self._config.getoption(dest, None):
+                raise pytest.UsageError(f"{flag} leaves tests out, and their baselines would look unused; leave it out")
+        root = self.settings.baselines_dir
+        if not self._declared_keys:
+            return ["no test that measures was collected, so it can't be told which baselines are used"]
+        unused = baseline_admin.unused(root, self._declared_keys)
+        if self.settings.baseline_files == "list":
+            return baseline_admin.listing(root, unused=unused)
+        for path in unused:
+            path.unlink()
+        return [f"deleted: {path}" for path in unused] or ["every baseline is used"]
+
     def plan_lines(self) -> list[str]:
-        """Describe the plan for the terminal."""
-        return self._plan.lines()
+        """Describe the plan for the terminal; none where nothing is going to be measured."""
+        return [] if self.settings.baseline_files else self._plan.lines(self.serving.expected_s)
 
     @property
     def pool(self) -> ServerPool:
@@ -324,7 +350,7 @@ class SpecdecSession:
         except InfrastructureError as error:
             ended = False
             self.serving.failed("the last server", str(error))
-            self._notify(str(error))
+            self._say(str(error))
         finally:
             self.judging.write_updates(excluded=self._failed_keys)
             if self._shown:
@@ -347,16 +373,14 @@ class SpecdecSession:
         """Rewrite this process's ``results.json``."""
         return self.recorder.write(self.document())
 
-    def _notify(self, line: str) -> None:
-        """Tell the person at the terminal what is going on; quiet runs and workers stay quiet."""
+    def _reporter(self) -> pytest.TerminalReporter | None:
+        """Where lines are written; quiet runs and workers stay quiet."""
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        return None if self._config.get_verbosity() < 0 else reporter
+
+    def _uncaptured(self) -> AbstractContextManager[None]:
         capture = self._config.pluginmanager.get_plugin("capturemanager")
-        if reporter is None or self._config.get_verbosity() < 0:
-            return
-        # A test runs while this is said: without a pause its capturing would swallow the line.
-        with nullcontext() if capture is None else capture.global_and_fixture_disabled():
-            reporter.ensure_newline()
-            reporter.write_line(f"specdec: {line}")
+        return nullcontext() if capture is None else capture.global_and_fixture_disabled()
 
 
 def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

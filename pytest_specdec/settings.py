@@ -211,6 +211,7 @@ class Settings:
     keep_servers_s: float | None
     allow_loosening: bool
     check: bool
+    baseline_files: str | None
     inconclusive: str
     where: Mapping[str, str]
 

@@ -75,6 +75,8 @@ class ServerSpec:
     launcher: tuple[str, ...]
     entry: tuple[str, ...]
     cpu_standin: ServerSpec | None
+    #: The address of a pasted line, which is no part of the content.
+    left_out: tuple[Option, ...]
     #: Hex SHA-256 of the content, the same in every process and version of Python.
     content_hash: str
 
@@ -108,6 +110,7 @@ class ServerSpec:
             launcher=_texts(launcher, "launcher"),
             entry=_texts(entry, "entry"),
             cpu_standin=cpu_standin,
+            left_out=(),
         )
 
     def _fill(
@@ -122,6 +125,7 @@ class ServerSpec:
         launcher: tuple[str, ...],
         entry: tuple[str, ...],
         cpu_standin: ServerSpec | None,
+        left_out: tuple[Option, ...],
     ) -> None:
         """Check the parts, give them the form they are kept in, and hash them."""
         if not model or model.startswith("-"):
@@ -147,6 +151,7 @@ class ServerSpec:
             "launcher": launcher,
             "entry": entry,
             "cpu_standin": cpu_standin,
+            "left_out": left_out,
         }
         for field, value in fields.items():
             object.__setattr__(self, field, value)
@@ -186,7 +191,7 @@ class ServerSpec:
         model, options = _split_model(parse_options(line, arguments))
         if model is None:
             raise cl.refuse(line, len(line.rstrip()), "the line names no model", "add `--model-path PATH_OR_ID`")
-        return cls(
+        spec = cls(
             name,
             model,
             args=_words(option for option in options if option.name not in _ADDRESS_FLAGS),
@@ -197,6 +202,9 @@ class ServerSpec:
             entry=parsed.entry,
             cpu_standin=cpu_standin,
         )
+        address = tuple(option for option in options if option.name in _ADDRESS_FLAGS)
+        object.__setattr__(spec, "left_out", address)
+        return spec
 
     @classmethod
     def tiny(cls, name: str, flags: cl.Flags = "", *, env: Mapping[str, str] | None = None) -> ServerSpec:
@@ -240,7 +248,7 @@ class ServerSpec:
         parsed = parse_options(text, rest)
         _refuse_address(text, parsed)
         model, added = _split_model(parsed)
-        return ServerSpec(
+        spec = ServerSpec(
             name,
             self.model if model is None else model,
             args=_words(_merge(self._without(drop), added)),
@@ -251,6 +259,8 @@ class ServerSpec:
             entry=self.entry,
             cpu_standin=cpu_standin,
         )
+        object.__setattr__(spec, "left_out", self.left_out)
+        return spec
 
     def _without(self, drop: str | Iterable[str]) -> tuple[Option, ...]:
         kept = self.options
@@ -299,6 +309,7 @@ class ServerSpec:
             launcher=self.launcher,
             entry=self.entry,
             cpu_standin=self.cpu_standin,
+            left_out=self.left_out,
         )
         return spec
 

@@ -14,7 +14,7 @@ from typing import Final
 from pytest_specdec.clock import Clock, SystemClock
 from pytest_specdec.errors import HostError
 from pytest_specdec.hosts import Completed
-from pytest_specdec.lease import LeasedProcess, Leases, Terms, renew_kept
+from pytest_specdec.lease import LeasedProcess, Leases, Terms, job_of, renew_kept
 from pytest_specdec.ssh_connection import ConnectionLostError, Ran, SshConnection
 from pytest_specdec.ssh_wire import SshTransport
 
@@ -150,9 +150,17 @@ class SshHost:
                     self._clock.sleep(_TRY_AGAIN_S)
                 repeated = True
 
-    def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log_path: Path) -> LeasedProcess:
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str | None,
+        log_path: Path,
+        at_end: Sequence[str] = (),
+    ) -> LeasedProcess:
         """Start a process group under a lease. ``log_path`` is the host's, as is ``cwd`` (default: the home)."""
-        job = {"argv": list(argv), "env": dict(env), "cwd": cwd or self.home(), "log": str(log_path)}
+        job = job_of(argv, env=env, cwd=cwd or self.home(), log_path=log_path, at_end=at_end)
         process = LeasedProcess.start(self._transport, self._terms(self.python3(argv)), job=job)
         self._leases.add(process)
         return process

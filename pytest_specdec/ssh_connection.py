@@ -10,7 +10,6 @@ import contextlib
 import os
 import secrets
 import shlex
-import shutil
 import signal
 import tempfile
 import threading
@@ -22,9 +21,12 @@ from typing import Final
 from pytest_specdec.clock import Clock
 from pytest_specdec.errors import HostError
 from pytest_specdec.hosts import LocalHost, Process
+from pytest_specdec.owned import OwnedDirectory
 
 #: The path of a socket holds 108 bytes, and ssh adds 17 of its own while it makes one.
 _LONGEST_DIRECTORY: Final = 70
+#: Not ``ssh-``: in the directory for temporary files those are ssh-agent's.
+_PREFIX: Final = "specdec-ssh-"
 _POLL_S: Final = 0.02
 _CONTROL_TIMEOUT_S: Final = 10.0
 _END_PATIENCE_S: Final = 2.0
@@ -116,7 +118,8 @@ class SshConnection:
         self._forwarded: dict[int, int] = {}
         self._names = 0
         self._closed = False
-        self.directory = _private_directory(runtime_dir)
+        self._owned = _private_directory(runtime_dir)
+        self.directory = self._owned.path
 
     @property
     def try_this(self) -> str:
@@ -286,7 +289,7 @@ class SshConnection:
         with self._lock:
             self._closed = True
             self._end_master()
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self._owned.remove()
 
 
 def _framed(script: str, token: str, env: Mapping[str, str]) -> str:
@@ -315,7 +318,7 @@ def last_words(text: str) -> str:
     return (telling or lines or [""])[-1]
 
 
-def _private_directory(runtime_dir: Path) -> Path:
+def _private_directory(runtime_dir: Path) -> OwnedDirectory:
     runtime_dir.mkdir(parents=True, exist_ok=True)
-    fits = len(os.fsencode(runtime_dir.resolve())) + len("/ssh-12345678") <= _LONGEST_DIRECTORY
-    return Path(tempfile.mkdtemp(prefix="ssh-", dir=runtime_dir.resolve() if fits else None))
+    fits = len(os.fsencode(runtime_dir.resolve())) + len(f"/{_PREFIX}12345678") <= _LONGEST_DIRECTORY
+    return OwnedDirectory(runtime_dir.resolve() if fits else Path(tempfile.gettempdir()), prefix=_PREFIX)

@@ -21,7 +21,8 @@ nothing was started, or why what was asked can't be done.
 The command and everything it started are ended with SIGTERM, patience, SIGKILL when ``end`` comes, when nothing
 comes for ``lease_s`` seconds, or at the end of standard input. If the job is resumable, the end of standard input
 counts only while the program at its other end (sshd) lives: if that is gone too, the connection was lost, and may
-come back until the lease runs out.
+come back until the lease runs out. Last of all, whatever ended it, the job's command ``at_end`` runs, if there is
+one: it ends what no signal reaches, such as a container.
 
 A server may be left up for a later holder:
 
@@ -59,6 +60,8 @@ LOOK_ENDING_S = 0.1
 LOSS_S = 1.0
 #: How long after SIGKILL processes in an uninterruptible call are waited for, seconds.
 KILL_PATIENCE_S = 60.0
+#: How long the job's last command may take, seconds.
+AT_END_TIMEOUT_S = 60.0
 SOCKET = "lease.sock"
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -208,6 +211,8 @@ class Supervisor:
         self.token = first.token
         self.first = first
         first.holds = True
+        self.at_end: list[str] = job.get("at_end") or []
+        self.env: dict[str, str] = job["env"]
         self.channels = [first]
         self.record: Record | None = None
         self.kept = False
@@ -270,7 +275,22 @@ class Supervisor:
                 self.tell()
         finally:
             self.popen.returncode = self.code
+            self.end_the_rest()
             self.tidy()
+
+    def end_the_rest(self) -> None:
+        """Run the job's last command."""
+        if self.at_end:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(
+                    self.at_end,
+                    env=self.env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    timeout=AT_END_TIMEOUT_S,
+                    check=False,
+                )
 
     def tidy(self) -> None:
         """Leave nothing on the host but the log."""

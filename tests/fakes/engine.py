@@ -144,7 +144,7 @@ def server_info() -> dict[str, object]:
         "model_path": option("--model-path"),
         "host": "127.0.0.1",
         "port": int(option("--port") or 0),
-        "tp_size": 1,
+        "tp_size": int(option("--tp-size") or option("--tp") or 1),
         "speculative_algorithm": algorithm,
         "disable_cuda_graph": False,
         "max_total_num_tokens": 16384,

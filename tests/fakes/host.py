@@ -75,6 +75,7 @@ class FakeHost:
         self.commands: list[tuple[str, ...]] = []
         self.process = process or FakeProcess()
         self.spawned: list[tuple[tuple[str, ...], dict[str, str], str | None]] = []
+        self.at_end: tuple[str, ...] = ()
         self.env: dict[str, str] = {"PATH": "/usr/bin"}
 
     def home(self) -> str:
@@ -90,7 +91,16 @@ class FakeHost:
             raise HostError(f"{self.name}: {argv[0]} can't be run: No such file or directory")
         return answer if isinstance(answer, Completed) else answer(argv)
 
-    def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log_path: Path) -> FakeProcess:
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str | None,
+        log_path: Path,
+        at_end: Sequence[str] = (),
+    ) -> FakeProcess:
+        self.at_end = tuple(at_end)
         self.spawned.append((tuple(argv), dict(env), cwd))
         self.files.setdefault(log_path, b"")
         return self.process
@@ -119,6 +129,7 @@ class FakeClient:
         self.status: int | None = None
         self.model = model
         self.port = port
+        self.args: dict[str, object] = {}
         self.generation_error: str | None = None
         self.info_error: str | None = None
         self.asked: list[str] = []
@@ -132,7 +143,7 @@ class FakeClient:
         if self.info_error is not None:
             raise ServerRequestError(self.info_error)
         return ServerInfo(
-            version="0.5.23", model_path=self.model, port=self.port, drafting=False, args={"tp_size": 1}, facts={}
+            version="0.5.23", model_path=self.model, port=self.port, drafting=False, args=self.args, facts={}
         )
 
     def generate_once(self, text: str, *, max_new_tokens: int, timeout_s: float = 120.0) -> Generated:

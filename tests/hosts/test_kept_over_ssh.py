@@ -56,7 +56,7 @@ def leave(host: LeasingHost, tmp_path: Path, *, lease_s: float = 30) -> LeasedPr
     """Start something and keep it."""
     process = host.spawn(["sleep", "120"], env=host.environ(), cwd=None, log_path=tmp_path / "log")
     assert isinstance(process, LeasedProcess)
-    record = kept.record_of(identity(host), port=1, log_path=str(tmp_path / "log"), started_unix_s=0.0)
+    record = kept.record_of(identity(host), port=1, log_path=str(tmp_path / "log"), started_unix_s=0.0, container=None)
     path = kept.directory_on(host) / f"{process.token}.json"
     process.keep(lease_s=lease_s, path=str(path), record=record)
     return process
@@ -124,7 +124,7 @@ def test_it_can_be_taken_and_kept_again(again: Again, tmp_path: Path) -> None:
     pid = leave(first, tmp_path).pid
     server = only(first, pid)
     process = first.adopt(server.token, server.directory)
-    record = kept.record_of(identity(first), port=2, log_path="/log", started_unix_s=0.0)
+    record = kept.record_of(identity(first), port=2, log_path="/log", started_unix_s=0.0, container=None)
 
     path = kept.directory_on(first) / f"{server.token}.json"
     process.keep(lease_s=40, path=str(path), record=record)

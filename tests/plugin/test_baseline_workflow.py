@@ -45,6 +45,12 @@ def test_recording_spreads_a_measurement_over_five_launches(suite: Suite) -> Non
     assert len(stored["metrics"]["accept_length"]["launches"]) == 5
 
 
+def test_what_was_written_can_be_handed_over_with_the_report(recorded: Suite) -> None:
+    handed_over = recorded.root / ".specdec" / "baselines" / "cpu-test" / f"{KEY}.json"
+
+    assert handed_over.read_bytes() == recorded.baseline(KEY).read_bytes()
+
+
 def test_a_second_run_passes_against_what_the_first_recorded(recorded: Suite) -> None:
     result = recorded.run()
 

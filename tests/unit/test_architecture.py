@@ -15,18 +15,23 @@ PACKAGE = Path(pytest_specdec.__file__).parent
 
 LAYERS: dict[int, set[str]] = {
     0: {"errors", "host_locks", "commandline", "flags", "flag_probe", "guard", "spec", "model"},
-    1: {"stats", "metrics", "validity", "settings", "jsonfile", "workloads", "clock", "hosts", "renames"},
+    1: {"stats", "metrics", "validity", "settings", "jsonfile", "workloads", "clock", "hosts", "owned", "renames"},
     2: {
+        "baseline_admin",
         "baseline_store",
         "compare",
         "report",
         "client",
         "http_stream",
+        "activity",
         "agreement",
+        "launch_history",
         "logwatch",
+        "progress",
         "fingerprint",
         "engine_env",
         "catalogue",
+        "containers",
         "diagnose",
         "diagnose_log",
         "baseline",
@@ -56,10 +61,11 @@ LAYERS: dict[int, set[str]] = {
         "pool",
         "results",
         "serving",
+        "terminal",
         "judging",
         "session",
     },
-    5: {"hookspecs", "options", "plugin", "cli", "servers_cli"},
+    5: {"hookspecs", "options", "plugin", "cli", "baselines_cli", "servers_cli"},
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 MAY_IMPORT_PYTEST = {"options", "session", "hookspecs", "plugin"}

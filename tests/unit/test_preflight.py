@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 
 from pytest_specdec import flag_probe
+from pytest_specdec.containers import refusal
 from pytest_specdec.errors import HostError
 from pytest_specdec.hosts import Completed
 from pytest_specdec.preflight import Preflight, Problem, check, check_lines
@@ -126,6 +127,17 @@ def test_the_spec_is_translated_before_it_is_checked(preflight: Any, host: Sglan
     assert result.notices == ("for SGLang 0.5.23, --cuda-graph-max-bs 128 became --cuda-graph-max-bs-decode 128",)
     assert result.spec.get("--cuda-graph-max-bs-decode") == ("128",)
     assert host.asked[-1]["words"][:6] == ["--model-path", "org/kimi", "--tp", "8", "--cuda-graph-max-bs-decode", "128"]
+
+
+def test_an_address_of_a_pasted_line_is_said_to_be_unused(host: SglangHost, tmp_path: Path) -> None:
+    line = "python -m sglang.launch_server --model-path org/kimi --host 0.0.0.0 --tp 8 --port 30000"
+    pasted = ServerSpec.from_command("kimi", line)
+
+    for spec in (pasted, pasted.but("kimi2", "--tp 4"), pasted.with_paths({"org/kimi": "org/other"})):
+        result = check(host, spec, python="/py", env={}, cache_dir=tmp_path, device="cpu", clock=FakeClock())
+        (notice,) = result.notices
+        assert notice.startswith("--host 0.0.0.0 --port 30000 of its command is not used: each launch gets a free port")
+        assert not result.spec.has("--port")
 
 
 # What the parser says
@@ -308,6 +320,23 @@ def test_a_container_leaves_neither_itself_nor_its_name_behind(preflight: Any, h
     assert host.commands[0][:9] == expected
 
 
+@pytest.mark.parametrize("launcher", ["docker run -d --network=host image", "docker run image", "docker exec -it c"])
+def test_a_container_that_can_t_be_watched_is_refused_and_not_asked(
+    preflight: Any, host: SglangHost, launcher: str
+) -> None:
+    ((rule, message),) = found(preflight(launcher=launcher))
+
+    assert (rule, message) == ("launcher", refusal(launcher.split()))
+    assert host.commands == []
+
+
+def test_an_id_file_of_the_launcher_s_is_neither_written_nor_used(preflight: Any, host: SglangHost) -> None:
+    result = preflight(launcher="docker run --cidfile /mine --network=host image")
+
+    assert host.commands[0][:5] == ("docker", "run", "--rm", "--network=host", "image")
+    assert result.notices[0].startswith("--cidfile /mine of the launcher is not used")
+
+
 def test_other_environments_are_entered_as_they_are(preflight: Any, host: SglangHost) -> None:
     preflight(launcher="uv run --name x")
 
@@ -367,7 +396,7 @@ def test_a_launcher_that_is_not_there(preflight: Any, host: SglangHost) -> None:
 def test_secrets_of_a_launcher_are_masked(preflight: Any, host: SglangHost) -> None:
     host.answers["docker"] = told(stderr="no such image", returncode=125)
 
-    ((_, message),) = found(preflight(launcher="docker run -e HF_TOKEN=s3cret image"))
+    ((_, message),) = found(preflight(launcher="docker run --network=host -e HF_TOKEN=s3cret image"))
 
     assert "s3cret" not in message
     assert "HF_TOKEN=***" in message
@@ -424,7 +453,7 @@ def test_an_id_is_not_looked_for(preflight: Any, host: SglangHost) -> None:
 def test_a_path_in_a_container_is_looked_for_there(preflight: Any, host: SglangHost) -> None:
     host.paths["/models/kimi"] = "missing"
 
-    ((_, message),) = found(preflight(model="/models/kimi", launcher="docker run image"))
+    ((_, message),) = found(preflight(model="/models/kimi", launcher="docker run --network=host image"))
 
     assert message == "--model-path /models/kimi is not there in the environment of its launcher"
 
@@ -548,9 +577,9 @@ def test_as_many_gpus_as_the_spec_takes(preflight: Any, host: SglangHost, args: 
         ({"env": {"CUDA_VISIBLE_DEVICES": "0,GPU-3"}}, "CUDA_VISIBLE_DEVICES=0,GPU-3"),
         ({"env": {"CUDA_VISIBLE_DEVICES": "0,1,-1,2"}}, "CUDA_VISIBLE_DEVICES=0,1,-1,2"),
         ({"launcher": "env CUDA_VISIBLE_DEVICES=4,5"}, "CUDA_VISIBLE_DEVICES=4,5"),
-        ({"launcher": "docker run --gpus device=2,3 image"}, "--gpus device=2,3"),
-        ({"launcher": ["docker", "run", "--gpus", '"device=2,3"', "image"]}, "--gpus device=2,3"),
-        ({"launcher": "docker run -e CUDA_VISIBLE_DEVICES=1,2 image"}, "CUDA_VISIBLE_DEVICES=1,2"),
+        ({"launcher": "docker run --network=host --gpus device=2,3 image"}, "--gpus device=2,3"),
+        ({"launcher": ["docker", "run", "--network=host", "--gpus", '"device=2,3"', "image"]}, "--gpus device=2,3"),
+        ({"launcher": "docker run --network=host -e CUDA_VISIBLE_DEVICES=1,2 image"}, "CUDA_VISIBLE_DEVICES=1,2"),
     ],
 )
 def test_gpus_that_the_launch_does_not_see_do_not_count(

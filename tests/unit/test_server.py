@@ -9,6 +9,7 @@ import pytest
 
 from pytest_specdec import ServerSpec
 from pytest_specdec.errors import LaunchError
+from pytest_specdec.progress import Progress
 from pytest_specdec.server import RunningServer, launch
 from pytest_specdec.stopping import stop_process
 from tests.fakes.host import FakeClient, FakeClock, FakeHost, FakeProcess
@@ -26,7 +27,7 @@ class Scene:
         self.process = FakeProcess()
         self.host = FakeHost(process=self.process)
         self.client = FakeClient()
-        self.progress: list[str] = []
+        self.progress: list[Progress] = []
 
     def says(self, moment_s: float, *lines: str) -> None:
         self.clock.at(moment_s, lambda: self.host.write(LOG, "".join(line.rstrip("\n") + "\n" for line in lines)))
@@ -121,13 +122,12 @@ def test_phases_are_told_as_they_come_and_again_after_a_minute(scene: Scene) -> 
 
     scene.launch()
 
-    assert [line.split(" after ")[0] for line in scene.progress] == [
-        "base: weights",
-        "base: weights",
-        "base: kv_cache",
-        "base: ready",
+    assert [(told.phase, round(told.elapsed_s)) for told in scene.progress if told.mention] == [
+        ("weights", 1),
+        ("weights", 61),
+        ("kv_cache", 70),
+        ("ready", 71),
     ]
-    assert scene.progress[0] == "base: weights after 1.0 s"
 
 
 def test_a_dead_process_is_noticed_within_a_second_with_all_that_tells_why(scene: Scene) -> None:
@@ -234,14 +234,36 @@ def test_a_health_that_flickers_is_not_believed(scene: Scene) -> None:
     assert 22.0 <= scene.launch().ready_s <= 24.0
 
 
-def test_health_is_asked_once_a_second_and_never_after_readiness(scene: Scene) -> None:
+def test_health_is_asked_once_a_second_while_the_log_is_silent_and_never_after_readiness(scene: Scene) -> None:
     scene.says(10.0, READY)
 
     server = scene.launch()
     server.check_alive()
 
-    assert 10 <= scene.client.asked.count("health") <= 11
+    # Once at the start, and from the third second on.
+    assert 8 <= scene.client.asked.count("health") <= 9
     assert scene.client.asked[-1] == "generate 2"
+
+
+def test_health_is_not_asked_while_the_log_goes_on(scene: Scene) -> None:
+    for second in range(1, 20):
+        scene.says(second, f"shards: {second}/20")
+        scene.says(second + 0.5, '127.0.0.1:5555 - "GET /health HTTP/1.1" 503 Service Unavailable')
+    scene.says(20.0, READY)
+
+    scene.launch()
+
+    assert scene.client.asked == ["health", "server_info", "generate 2"]
+
+
+def test_a_server_that_runs_with_other_arguments_is_refused_naming_both_values(scene: Scene) -> None:
+    scene.client.args = {"tp_size": 1}
+    scene.says(1.0, READY)
+
+    with pytest.raises(LaunchError, match="not what the spec asks for: --tp is 2 in the spec, and 1 on the server"):
+        scene.launch()
+
+    assert scene.process.signals == [signal.SIGTERM]
 
 
 def test_a_failed_first_generation_is_a_failed_launch(scene: Scene) -> None:
@@ -263,9 +285,10 @@ def test_no_progress_ends_the_wait_saying_what_was_awaited(scene: Scene) -> None
 
     assert scene.clock.now == pytest.approx(65.0, abs=1)
     assert str(caught.value) == (
-        "base: waited for the server to be ready until its log showed no progress for 60 s "
-        "(--specdec-startup-timeout); last phase weights, last progress 60 s ago, over HTTP it said "
-        "HTTP 503 to /health\n"
+        "base: waited for the server to be ready until nothing showed progress for 60 s "
+        "(--specdec-startup-timeout); last phase weights, last byte of its log 60 s ago, last progress 60 s ago, seen "
+        "0 s ago: its processes can't be seen: fakehost: sh can't be run: No such file or directory; over HTTP it "
+        "said HTTP 503 to /health\n"
         f"  command:   {SPEC.masked_command}\n"
         "  log:       /logs/base.log\n"
         "  diagnosis: no-progress [hang], in phase weights\n"

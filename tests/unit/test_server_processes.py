@@ -18,6 +18,7 @@ from pytest_specdec.client import ServerClient
 from pytest_specdec.clock import Clock, SystemClock
 from pytest_specdec.errors import LaunchError
 from pytest_specdec.hosts import LocalHost
+from pytest_specdec.progress import Progress
 from pytest_specdec.server import RunningServer, launch
 
 FAKES = Path(__file__).parent.parent / "fakes"
@@ -62,7 +63,7 @@ def start(tmp_path: Path, python: Path, pids_path: Path) -> Iterator[Callable[..
         clock: Clock | None = None,
         *,
         timeout_s: float = 20,
-        on_progress: Callable[[str], None] = lambda _line: None,
+        on_progress: Callable[[Progress], None] = lambda _told: None,
         **env: str,
     ) -> RunningServer:
         server = launch(
@@ -151,7 +152,7 @@ def test_a_taken_port_fails_at_once_and_leaves_nothing(start: Callable[..., Runn
 
 
 def test_a_launch_that_hangs_is_ended(start: Callable[..., RunningServer], pids_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"its log showed no progress for \d s .* last phase weights"):
+    with pytest.raises(LaunchError, match=r"nothing showed progress for \d s .* last phase weights"):
         start(FAKE_MODE="hang", timeout_s=1)
 
     assert living(pids_path) == []
@@ -214,7 +215,7 @@ server = launch(
     ServerSpec("fake", "/models/m", env={"FAKE_PIDS": pids_path, "FAKE_MODE": mode}),
     python=python, clock=SystemClock(), log_path=Path(log_path), client_factory=ServerClient,
     startup_timeout_s=60, startup_limit_s=60, extra_env={},
-    on_progress=lambda line: print("weights" in line and mode == "hang" and "now", flush=True),
+    on_progress=lambda told: print(told.phase == "weights" and mode == "hang" and "now", flush=True),
 )
 print("now", flush=True)
 time.sleep(60)
