@@ -14,7 +14,7 @@ from typing import Any
 from pytest_specdec import attach, compare, engine_env, metrics, results, validity
 from pytest_specdec.baseline import Baseline, Identity, Provenance, write_baseline
 from pytest_specdec.baseline_store import ANY, BaselineStore, Change, Lookup, updated
-from pytest_specdec.model import Comparison, LaunchRounds, Measurement, RoundsByLaunch, Verdict, Violation
+from pytest_specdec.model import Comparison, LaunchRecord, LaunchRounds, Measurement, RoundsByLaunch, Verdict, Violation
 from pytest_specdec.results import BenchmarkResult
 from pytest_specdec.serving import SIMULATED_ACCEPTANCE, Serving
 from pytest_specdec.settings import Settings
@@ -66,6 +66,7 @@ class Judging:
         applied = [violation for violation in found if violation.rule not in waived]
         notes = [note for launch in launches for note in attach.notes(launch.launch)]
         notes += [f"waived {violation.rule}: {violation.reason}" for violation in found if violation.rule in waived]
+        notes += [_adoption(one.launch) for one in launches if one.launch.adopted]
         identity = _identity(measurement)
         environment = _environment(launches)
         comparison = compare.judge(
@@ -176,6 +177,11 @@ class Judging:
         if self._settings.node is not None:
             words.append(f"--specdec-node={self._settings.node}")
         return shlex.join([*words, nodeid])
+
+
+def _adoption(launch: LaunchRecord) -> str:
+    began = dt.datetime.fromtimestamp(launch.started_unix_s).astimezone().isoformat(sep=" ", timespec="seconds")
+    return f"{launch.spec_name}: measured on a server that an earlier run launched at {began} and kept"
 
 
 def _noted(comparison: Comparison, note: str) -> Comparison:

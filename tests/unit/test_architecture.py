@@ -41,13 +41,20 @@ LAYERS: dict[int, set[str]] = {
         "option_table",
         "ssh",
         "ssh_connection",
-        "ssh_process",
+        "ssh_wire",
+        "carrier",
+        "lease",
+        "lease_channel",
+        "leased_host",
+        "find_kept",
+        "kept",
         "supervisor",
     },
     3: {"occupancy", "server", "readiness", "in_use", "stopping", "bench", "preflight"},
     4: {
         "attach",
         "host_pool",
+        "keeping",
         "served",
         "distribution",
         "plan",
@@ -59,7 +66,7 @@ LAYERS: dict[int, set[str]] = {
         "judging",
         "session",
     },
-    5: {"hookspecs", "options", "plugin", "cli", "baselines_cli"},
+    5: {"hookspecs", "options", "plugin", "cli", "baselines_cli", "servers_cli"},
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 MAY_IMPORT_PYTEST = {"options", "session", "hookspecs", "plugin"}
