@@ -5,7 +5,8 @@
 
 A server is ready when it says so ("The server is fired up and ready to roll!"): that is after its own warm-up, when
 ``/health`` answers 200. The fake notes the moment itself; SGLang's line carries it, in milliseconds. The lag ends when
-``launch`` returns; the one real generation that it asks for is counted apart.
+``launch`` returns; the one real generation that it asks for is counted apart. When the port is there is seen by
+connecting to it, fifty times a second.
 
 The other two are worked out from the same launches by what their loops do in SGLang 0.5.23. Both begin to ask when
 the process starts:
@@ -18,16 +19,20 @@ the process starts:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import math
 import os
 import re
+import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from pytest_specdec import ServerSpec, engine_env, server
 from pytest_specdec.client import Generated, ServerClient
@@ -39,6 +44,7 @@ ENGINE: Final = Path(__file__).parents[1] / "tests" / "fakes" / "engine.py"
 #: The fake's loads end evenly over one pause of the slowest of the three, so that none of them is lucky.
 _SLOWEST_PAUSE_S: Final = 10.0
 _SHORTEST_LOAD_S: Final = 0.5
+_LONGEST_LAUNCH_S: Final = 600.0
 _STAMP: Final = r"(?m)^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3})[^\]]*\] "
 
 
@@ -73,9 +79,23 @@ class Launch:
 
 
 class TimedClient(ServerClient):
-    """Notes how long the last generation took, in seconds."""
+    """Notes when the last server listened, seconds since the epoch, and how long its generation took, seconds."""
 
     generation_s = 0.0
+    listens_s = 0.0
+
+    def __init__(self, base_url: str) -> None:
+        super().__init__(base_url)
+        threading.Thread(target=self._see_port, args=(urlsplit(base_url).port,), daemon=True).start()
+
+    def _see_port(self, port: int) -> None:
+        clock = SystemClock()
+        deadline = clock.monotonic() + _LONGEST_LAUNCH_S
+        while clock.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+                type(self).listens_s = clock.time()
+                return
+            clock.sleep(0.02)
 
     def generate_once(self, text: str | Sequence[int], *, max_new_tokens: int, timeout_s: float = 120.0) -> Generated:
         """Generate, timed."""
@@ -122,7 +142,7 @@ def fake_launches(directory: Path, loads_s: Sequence[float]) -> list[Launch]:
         found.append(
             Launch(
                 began_s=began_s,
-                listens_s=ready_s,
+                listens_s=TimedClient.listens_s,
                 ready_s=ready_s,
                 known_s=known_s,
                 generation_s=TimedClient.generation_s,
@@ -145,7 +165,7 @@ def real_launches(directory: Path, python: str, count: int) -> list[Launch]:
         found.append(
             Launch(
                 began_s=began_s,
-                listens_s=said_at(log, "INFO:     Uvicorn running on"),
+                listens_s=TimedClient.listens_s,
                 ready_s=said_at(log, "The server is fired up and ready to roll!"),
                 known_s=known_s,
                 generation_s=TimedClient.generation_s,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001
 
 _FAILED: Final = 2
+_SERVERS: Final = "list, stop or adopt the servers that were kept up for the next run"
 _LONGEST_LINE: Final = 240
 _MOST_LINES: Final = 8
 
@@ -27,6 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["check"] and not _asks_help(words[1:]):
         return _check(words[1:])  # the words behind it are pytest's, dashes included
+    if words[:1] == ["servers"]:
+        from pytest_specdec import servers_cli  # noqa: PLC0415  # hosts and their libraries, for this command alone
+
+        return servers_cli.main(words[1:])
     if words == ["baselines"]:
         words = ["baselines", "list"]
     if words[:1] == ["baselines"] and words[1] in baselines_cli.COLLECTING and not _asks_help(words[2:]):
@@ -48,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_diagnose(commands)
     _add_check(commands)
+    commands.add_parser("servers", help=_SERVERS)
     baselines_cli.add_to(commands)
     return parser
 

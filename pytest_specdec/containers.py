@@ -15,7 +15,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pytest_specdec.errors import HostError
 from pytest_specdec.hosts import Completed, Host, Process
@@ -196,9 +196,14 @@ def start(
         env=env,
         cwd=cwd,
         log_path=log_path,
-        at_end=["sh", "-c", _END, "sh", str(id_path), *run.control],
+        at_end=end_command(run.control, id_path),
     )
     return ContainerProcess(inner, host, run.control, env=env, id_path=id_path)
+
+
+def end_command(control: Sequence[str], id_path: Path) -> list[str]:
+    """Return the command that ends the container whose id is in a file, and leaves neither."""
+    return ["sh", "-c", _END, "sh", str(id_path), *control]
 
 
 class ContainerProcess:
@@ -219,6 +224,15 @@ class ContainerProcess:
     def pid(self) -> int:
         """The client's process id."""
         return self._client.pid
+
+    @property
+    def client(self) -> Process:
+        """The client by itself."""
+        return self._client
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what :func:`taken_over` needs to find the container again."""
+        return {"control": list(self._control), "id_path": str(self._id_path)}
 
     @property
     def container_id(self) -> str | None:
@@ -282,6 +296,12 @@ class ContainerProcess:
             self._ask("rm", "--force", self.container_id)
         self._host.run(["rm", "-f", "--", str(self._id_path)], timeout_s=_TIMEOUT_S)
         self._client.forget()
+
+
+def taken_over(client: Process, host: Host, described: Mapping[str, Any], *, env: Mapping[str, str]) -> Process:
+    """Return a client that another session started with its container, as that session described it."""
+    id_path = Path(described["id_path"])
+    return ContainerProcess(client, host, described["control"], env=env, id_path=id_path)
 
 
 def own_pids(process: Process) -> frozenset[int]:

@@ -16,6 +16,7 @@ from pytest_specdec.clock import Clock
 from pytest_specdec.errors import HostError
 from pytest_specdec.gpus import chooses_gpus, placement
 from pytest_specdec.hosts import Host, LocalHost
+from pytest_specdec.leased_host import LeasedLocalHost
 from pytest_specdec.occupancy import Claim, Wanted, claim
 from pytest_specdec.settings import HERE, Settings
 from pytest_specdec.spec import ServerSpec
@@ -118,7 +119,8 @@ class HostPool:
 
     def _host_at(self, name: str) -> Host:
         if name == HERE:
-            return LocalHost()
+            keeps = self._settings.keep_servers_s is not None
+            return LeasedLocalHost(lease_s=self._settings.lease_s, clock=self._clock) if keeps else LocalHost()
         if self._settings.device == "cpu":
             raise HostError(
                 f"--gpu-host={name}: the CPU engine runs on this machine only; leave out --specdec-device=cpu"
@@ -191,7 +193,7 @@ class HostPool:
     def close(self) -> None:
         """Let go of every host."""
         for host in self._made.values():
-            if isinstance(host, SshHost):
+            if isinstance(host, (SshHost, LeasedLocalHost)):
                 host.close()
 
 

@@ -162,8 +162,7 @@ class LocalProcess:
         if self._guard is not None:
             self._guard.dismiss()
             self._guard = None
-        if not _live:
-            _leave_term_alone()
+        leave_term_alone()
 
     @property
     def is_ours(self) -> bool:
@@ -191,7 +190,7 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _heed_term() -> None:
+def heed_term() -> None:
     """Let SIGTERM unwind Python as Ctrl-C does: its default ends Python at once, and leaves the server behind."""
     if threading.current_thread() is not threading.main_thread():
         return
@@ -199,7 +198,10 @@ def _heed_term() -> None:
         signal.signal(signal.SIGTERM, _interrupt)
 
 
-def _leave_term_alone() -> None:
+def leave_term_alone() -> None:
+    """Give SIGTERM its default back, when nothing is left that an end would leave behind."""
+    if _live:
+        return
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is _interrupt:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -253,10 +255,10 @@ class LocalHost:
         cwd: str | None,
         log_path: Path,
         at_end: Sequence[str] = (),
-    ) -> LocalProcess:
+    ) -> Process:
         """Start a session of its own, with its output in the log, whose directory is made."""
         # Before the start, so that no signal finds a server and no handler, or no guard.
-        _heed_term()
+        heed_term()
         watcher = guard.Guard(env=env, at_end=at_end) if self._guarded else None
         try:
             log_path.parent.mkdir(parents=True, exist_ok=True)

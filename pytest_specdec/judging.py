@@ -14,7 +14,7 @@ from typing import Any, Final
 from pytest_specdec import attach, compare, engine_env, metrics, results, validity
 from pytest_specdec.baseline import Baseline, Identity, Provenance, write_baseline
 from pytest_specdec.baseline_store import ANY, BaselineStore, Change, Lookup, updated
-from pytest_specdec.model import Comparison, Finding, LaunchRounds, Measurement, RoundsByLaunch, Verdict
+from pytest_specdec.model import Comparison, Finding, LaunchRecord, LaunchRounds, Measurement, RoundsByLaunch, Verdict
 from pytest_specdec.results import BenchmarkResult
 from pytest_specdec.serving import Serving
 from pytest_specdec.settings import Settings
@@ -72,6 +72,7 @@ class Judging:
         lookup = self.store.lookup(measurement.key)
         found = self._findings(measurement, launches, lookup, waived)
         notes = [note for launch in launches for note in attach.notes(launch.launch)] + validity.notes(found)
+        notes += [_adoption(one.launch) for one in launches if one.launch.adopted]
         if measurement.workload.synthetic:
             notes.append(_SYNTHETIC)
         identity = _identity(measurement)
@@ -208,6 +209,11 @@ class Judging:
         if self._settings.node is not None:
             words.append(f"--specdec-node={self._settings.node}")
         return shlex.join([*words, nodeid])
+
+
+def _adoption(launch: LaunchRecord) -> str:
+    began = dt.datetime.fromtimestamp(launch.started_unix_s).astimezone().isoformat(sep=" ", timespec="seconds")
+    return f"{launch.spec_name}: measured on a server that an earlier run launched at {began} and kept"
 
 
 def _noted(comparison: Comparison, note: str) -> Comparison:

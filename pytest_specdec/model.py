@@ -254,7 +254,8 @@ class LaunchRecord:
     effective arguments from ``/server_info`` (secrets removed); ``facts`` are the other environment facts recorded
     with a baseline (versions, token capacity, GPU state). ``attached_to`` is the address of a server that was
     running before; then ``ready_s`` and ``log_path`` are not known (None), and ``started_unix_s`` is when it was
-    first asked. ``cache_flushed``: before each round.
+    first asked. ``cache_flushed``: before each round. ``adopted``: an earlier session launched it and kept it up; its
+    times are those of that launch.
     """
 
     index: int
@@ -272,6 +273,7 @@ class LaunchRecord:
     facts: Mapping[str, object]
     attached_to: str | None = None
     cache_flushed: bool = True
+    adopted: bool = False
     phase_s: Mapping[str, float] = field(default_factory=dict)
 
 

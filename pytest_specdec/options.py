@@ -183,6 +183,16 @@ TABLE: Final[tuple[Option, ...]] = (
         help="How long a lost connection may take to come back before a remote host ends its servers (default: 120).",
     ),
     Option(
+        name="keep_servers",
+        flag="--specdec-keep-servers",
+        parse=s.kept_seconds,
+        default=None,
+        bare="on",
+        metavar="SECONDS",
+        help="Leave the last server on each host up for the next run, for so long (default: 3600); "
+        "`pytest-specdec servers` lists and stops them.",
+    ),
+    Option(
         name="allow_loosening",
         flag="--specdec-allow-loosening",
         parse=s.flag,
@@ -320,6 +330,7 @@ def load_settings(config: pytest.Config, environ: Mapping[str, str] | None = Non
         startup_timeout_s=values["startup_timeout"],
         startup_limit_s=values["startup_limit"],
         lease_s=values["lease"],
+        keep_servers_s=values["keep_servers"],
         allow_loosening=values["allow_loosening"],
         check=values["check"],
         baseline_files=values["baseline_files"],

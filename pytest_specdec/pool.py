@@ -32,6 +32,7 @@ class Served(Protocol):
 
 Start = Callable[[ServerSpec, int], Served]
 Measure = Callable[[Served, PlannedMeasurement], LaunchRounds]
+Keep = Callable[[Served], None]
 
 
 @dataclass(slots=True)
@@ -48,13 +49,18 @@ class _Taken:
 class ServerPool:
     """Launches, measures and stops; ``start`` brings a server up, ``measure`` takes one measurement on it.
 
-    ``start`` is given the spec and the index of the launch among this session's launches of that spec.
+    ``start`` is given the spec and the index of the launch among this session's launches of that spec. With ``keep``
+    the last server is handed to it at the end, instead of being stopped.
     """
 
-    def __init__(self, plan: Plan, *, start: Start, measure: Measure) -> None:
+    def __init__(
+        self, plan: Plan, *, start: Start, measure: Measure, keep: Keep | None = None, keeps_late: bool = True
+    ) -> None:
         self._plan = plan
         self._start = start
         self._measure = measure
+        self._keep = keep
+        self._keeps_late = keep is not None and keeps_late
         self._taken: dict[str, _Taken] = {}
         self._running: tuple[str, Served] | None = None
         self.launch_count = 0
@@ -82,12 +88,23 @@ class ServerPool:
         return self._launch(spec, taken)
 
     def finished(self, spec: ServerSpec) -> None:
-        """Stop this spec's server if it runs: no later test wants it."""
-        if self._running is not None and self._running[0] == spec.content_hash:
+        """Stop this spec's server if it runs: no later test wants it.
+
+        One that is to be kept waits for the end, for until then a killed session has to end it; under pytest-xdist it
+        does not wait, because the worker that has the host would make all others wait too.
+        """
+        if self._running is not None and self._running[0] == spec.content_hash and not self._keeps_late:
             self.close()
 
     def close(self) -> None:
-        """Stop whatever runs."""
+        """Stop whatever runs, or have it kept."""
+        if self._keep is None:
+            self._stop()
+        elif self._running is not None:
+            running, self._running = self._running[1], None
+            self._keep(running)
+
+    def _stop(self) -> None:
         if self._running is not None:
             running, self._running = self._running[1], None
             running.stop()
@@ -126,16 +143,18 @@ class ServerPool:
                     taken.errors[one.measurement.key] = died
                     taken.failure = died
                     self._fail(planned, taken, died)
-                    self.close()
+                    self._stop()
                     return
             else:
                 taken.rounds.setdefault(one.measurement.key, []).append(rounds)
 
     def _launch(self, spec: ServerSpec, taken: _Taken) -> Served:
-        self.close()
+        self._stop()
         index, taken.launches = taken.launches, taken.launches + 1
         self.launch_count += 1
         served = self._start(spec, index)
+        # A server that an earlier session left up was launched there.
+        self.launch_count -= served.record.adopted
         self._running = (spec.content_hash, served)
         return served
 

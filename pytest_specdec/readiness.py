@@ -32,6 +32,8 @@ _HEALTH_EVERY_S: Final = 1.0
 _HEALTH_TIMEOUT_S: Final = 5.0
 _HEALTHY_FOR_S: Final = 2.0
 _SILENT_FOR_HEALTH_S: Final = 3.0
+#: How long a server may be out of reach that has said it is ready.
+_UNREACHABLE_S: Final = 60.0
 _GENERATION_TIMEOUT_S: Final = 120.0
 #: When a log is silent for so long, the host is asked what moves, and again after as long.
 _LOOK_EVERY_S: Final = 10.0
@@ -220,6 +222,7 @@ class Waiting:
             info = self.client.server_info()
         except ServerRequestError as error:
             self.http_said = str(error)
+            self._fail_if_unreachable()
             return None
         if not self._is_ours(info):
             raise self._failure(
@@ -241,6 +244,17 @@ class Waiting:
             what = f"the server was ready, but its first generation failed: {error}"
             raise launch_error(self.spec, self.watch, what, code) from None
         return info
+
+    def _fail_if_unreachable(self) -> None:
+        """A server that says it is ready is up: what keeps its answers away stands between it and us."""
+        silent_s = self.clock.monotonic() - self.line_at
+        if self.watch.ready and silent_s >= _UNREACHABLE_S:
+            raise self._failure(
+                f"its log says that it is ready, and for {silent_s:.0f} s nothing could be asked of it: "
+                f"{self.http_said}. Over SSH this is how a host looks whose sshd allows no TCP forwarding "
+                "(AllowTcpForwarding)",
+                explained=False,
+            )
 
     def _is_ours(self, info: ServerInfo) -> bool:
         if info.port not in (None, self.port):

@@ -21,10 +21,12 @@ from pytest_specdec.ssh import SshHost
 class ServerLog:
     """A launch's log: written on the host, kept here."""
 
-    def __init__(self, host: Host, kept: Path) -> None:
+    def __init__(self, host: Host, kept: Path, *, written: Path | None = None) -> None:
         self.host = host
-        self.kept = kept
-        self.written = host.log_dir() / kept.name if isinstance(host, SshHost) else kept
+        remote = isinstance(host, SshHost)
+        # What an earlier session began to write here is where that session keeps it.
+        self.kept = kept if remote or written is None else written
+        self.written = written or (host.log_dir() / kept.name if isinstance(host, SshHost) else kept)
 
     def keep(self) -> None:
         """Bring what there is of it here; a host that is away has said why elsewhere."""
@@ -34,9 +36,10 @@ class ServerLog:
 
 
 class ServedHere:
-    """A server that this session started, with the record of its launch.
+    """A server that this session started or adopted, with the record of its launch.
 
-    ``settle`` waits, after its end, for what it held on the host.
+    ``settle`` waits, after its end, for what it held on the host. ``leave`` leaves it up for the next session, and
+    returns whether it could.
     """
 
     def __init__(
@@ -47,11 +50,13 @@ class ServedHere:
         seat: Seat,
         log: ServerLog,
         settle: Callable[[], None],
+        leave: Callable[[], bool],
     ) -> None:
         self._running = running
         self._seat = seat
         self._log = log
         self._settle = settle
+        self._leave = leave
         self.record = record
         self.client = client
 
@@ -93,9 +98,17 @@ class ServedHere:
 
     def stop(self) -> None:
         """End it, then let the next measured server have the host."""
+        self._let_go(keep=False)
+
+    def keep(self) -> None:
+        """Leave it up for the next session (or end it, if that can't be), then let the next one have the host."""
+        self._let_go(keep=True)
+
+    def _let_go(self, *, keep: bool) -> None:
         try:
-            self._running.stop()
-            self._settle()
+            if not (keep and self._leave()):
+                self._running.stop()
+                self._settle()
         finally:
             self._log.keep()
             self._seat.release()

@@ -24,6 +24,8 @@ from pytest_specdec.errors import (
 )
 from pytest_specdec.host_pool import HostPool, Seat
 from pytest_specdec.hosts import Host, LocalHost, PythonFound, find_python
+from pytest_specdec.keeping import Keeping
+from pytest_specdec.kept import Identity
 from pytest_specdec.launch_history import LaunchHistory, PastLaunch
 from pytest_specdec.model import ChatTemplate, LaunchRecord, LaunchRounds, Round
 from pytest_specdec.observed import ServerMark
@@ -51,6 +53,7 @@ class Serving:
         self._show = show
         self._clock: Clock = SystemClock()
         self._hosts = HostPool(settings, first=worker, clock=self._clock, notify=notify)
+        self._keeping = Keeping(settings, clock=self._clock, notify=notify)
         self._pythons: dict[str | None, PythonFound] = {}
         self._told: set[str] = set()
         self._templates: dict[str, ChatTemplate] = {}
@@ -66,6 +69,7 @@ class Serving:
 
     def close(self) -> None:
         """Let go of the hosts."""
+        self._keeping.close()
         self._hosts.close()
 
     @cached_property
@@ -127,8 +131,27 @@ class Serving:
         host, node, found = seat.host, self.node, self.python(spec)
         extra_env = {**self._engine_env(spec), **seat.env}
         client_for = partial(ServerClient, api_key=(spec.get("--api-key") or (None,))[0])
+        launched = self._with_models(spec, found)
+        identity = Identity(
+            spec_name=spec.name,
+            spec_hash=spec.content_hash,
+            sglang_version=None if found is None else found.sglang_version,
+            python=None if found is None else found.path,
+            environment=server.environment(host, launched, extra_env),
+        )
+        # Before the preflight: a server that was kept would look like a busy GPU.
+        adopted = self._keeping.take(
+            host, launched, identity, facts=partial(self._engine_facts, found), client_factory=client_for
+        )
+        if adopted is not None:
+            running = adopted.running
+            log = ServerLog(host, self._log_path(spec, index), written=running.log_path)
+            record = dataclasses.replace(adopted.record, index=index, log_path=str(log.kept))
+            settle = partial(self._wait_for_memory, spec, adopted.gpus)
+            leave = partial(self._keeping.leave, host, running, identity, record, adopted.gpus)
+            return ServedHere(running, record, client_for(running.url), seat, log, settle, leave)
         log = ServerLog(host, self._log_path(spec, index))
-        launched = self._checked(self._with_models(spec, found), found, extra_env)
+        launched = self._checked(launched, found, extra_env)
         self._notify(f"launching {spec.name} (launch {index + 1}): {spec.masked_command}")
         before = self._gpus_taken(launched, extra_env)
         started_unix_s = self._clock.time()
@@ -157,10 +180,19 @@ class Serving:
         try:
             self._ready(spec, running, started_unix_s)
             record = self._record(spec, index, running, started_unix_s, node, found, log.kept, seat)
-            return ServedHere(running, record, client_for(running.url), seat, log, settle)
+            leave = partial(self._keeping.leave, host, running, identity, record, before)
+            return ServedHere(running, record, client_for(running.url), seat, log, settle, leave)
         except BaseException:
             running.stop()
             raise
+
+    def keep(self, served: Served) -> None:
+        """Leave a server up for the next run."""
+        if isinstance(served, ServedHere):
+            served.keep()
+
+    def _engine_facts(self, found: PythonFound | None) -> Mapping[str, object]:
+        return {} if found is None else fingerprint.engine_facts(self.host, found.path)
 
     def _engine_env(self, spec: ServerSpec) -> dict[str, str]:
         return engine_env.cpu_engine_environment(dict(os.environ)) if spec.runs_on_cpu else {}
@@ -249,7 +281,7 @@ class Serving:
         facts = {
             **node.facts,
             **({} if seat.claim.gpus is None else {"shared_host_gpus": ",".join(seat.claim.gpus)}),
-            **({} if found is None else fingerprint.engine_facts(self.host, found.path)),
+            **self._engine_facts(found),
             **fingerprint.environment_variables({**self.host.environ(), **spec.env, **seat.env}),
             **fingerprint.simulated_acceptance(self.host, running.process.members()),
             **info.facts,

@@ -203,7 +203,14 @@ class SpecdecSession:
             self._plan = plan.build_plan(tests, self.judging.launches_for)
         except UserInputError as error:
             raise pytest.UsageError(str(error)) from None
-        self._pool = ServerPool(self._plan, start=self.serving.start, measure=self.serving.measure)
+        keep = None if self.settings.keep_servers_s is None else self.serving.keep
+        self._pool = ServerPool(
+            self._plan,
+            start=self.serving.start,
+            measure=self.serving.measure,
+            keep=keep,
+            keeps_late=not hasattr(self._config, "workerinput"),
+        )
         for test in tests:
             self._left.setdefault(test.spec.content_hash, set()).add(test.nodeid)
 

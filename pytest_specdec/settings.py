@@ -22,6 +22,8 @@ UpdateMode = Literal["new", "all"]
 
 #: How ``--gpu-host`` without a value reads: the GPU host is this machine.
 HERE = ""
+#: How long servers are kept up when no time is named, seconds.
+KEPT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,14 @@ def positive_seconds(given: object, where: str) -> float:
     if not math.isfinite(seconds) or seconds <= 0:
         raise _refuse(given, where, wanted)
     return seconds
+
+
+def kept_seconds(given: object, where: str) -> float | None:
+    """How many seconds servers are kept up after a run; None for not at all, also spelled ``no``, ``off`` or 0."""
+    word = str(given).strip().lower()
+    if word in {"false", "no", "off", "0", ""}:
+        return None
+    return KEPT_S if word in {"true", "yes", "on"} else positive_seconds(given, where)
 
 
 def one_of(*choices: str) -> Callable[[object, str], str]:
@@ -199,6 +209,7 @@ class Settings:
     startup_timeout_s: float
     startup_limit_s: float
     lease_s: float
+    keep_servers_s: float | None
     allow_loosening: bool
     check: bool
     baseline_files: str | None

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import posixpath
 import random
 import re
 import secrets
 import shlex
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,8 +14,9 @@ from typing import Final
 from pytest_specdec.clock import Clock, SystemClock
 from pytest_specdec.errors import HostError
 from pytest_specdec.hosts import Completed
+from pytest_specdec.lease import LeasedProcess, Leases, Terms, job_of, renew_kept
 from pytest_specdec.ssh_connection import ConnectionLostError, Ran, SshConnection
-from pytest_specdec.ssh_process import ABANDONED_PATIENCE_S, AT_END_S, SshProcess
+from pytest_specdec.ssh_wire import SshTransport
 
 #: As on this machine: below the ports that Linux hands out for outgoing connections.
 _PORTS: Final = range(20_000, 32_000)
@@ -78,9 +76,8 @@ class SshHost:
         self._environ: dict[str, str] | None = None
         self._pythons: dict[str, str | None] = {}
         self._given_ports: set[int] = set()
-        self._processes: list[SshProcess] = []
-        self._stopping = threading.Event()
-        self._keeper: threading.Thread | None = None
+        self._transport = SshTransport(self._connection, clock=self._clock)
+        self._leases = Leases(name=self.name, lease_s=lease_s, on_exit=self.close)
 
     @property
     def name(self) -> str:
@@ -141,7 +138,7 @@ class SshHost:
 
     def _ask(self, script: str, *, what: str) -> Ran:
         """Run a script that changes nothing, and may be repeated when the connection is lost."""
-        deadline = self._clock.monotonic() + (self._lease_s if self._processes else 0.0)
+        deadline = self._clock.monotonic() + (self._lease_s if self._leases else 0.0)
         repeated = False
         while True:
             try:
@@ -161,42 +158,34 @@ class SshHost:
         cwd: str | None,
         log_path: Path,
         at_end: Sequence[str] = (),
-    ) -> SshProcess:
+    ) -> LeasedProcess:
         """Start a process group under a lease. ``log_path`` is the host's, as is ``cwd`` (default: the home)."""
-        job = {
-            "argv": list(argv),
-            "env": dict(env),
-            "cwd": cwd or self.home(),
-            "log": str(log_path),
-            "at_end": list(at_end),
-            "lease_s": self._lease_s,
-            # The last command takes its share of the ten seconds.
-            "patience_s": ABANDONED_PATIENCE_S - (AT_END_S if at_end else 0.0),
-            "resumable": True,
-        }
-        process = SshProcess(
-            self._connection,
-            name=self.name,
-            python=self._supervisor_python(argv),
-            job=job,
-            lease_s=self._lease_s,
-            clock=self._clock,
-            on_forget=self._forget,
-        )
-        self._processes.append(process)
-        if self._keeper is None:
-            # In order: were the connection simply killed, the host would wait for it to come back.
-            atexit.register(self._close_at_exit, os.getpid())
-            self._keeper = threading.Thread(target=self._keep, name=f"lease of {self.name}", daemon=True)
-            self._keeper.start()
+        job = job_of(argv, env=env, cwd=cwd or self.home(), log_path=log_path, at_end=at_end)
+        process = LeasedProcess.start(self._transport, self._terms(self.python3(argv)), job=job)
+        self._leases.add(process)
         return process
 
-    def python3(self) -> str:
-        """Return the path of any Python 3 on the host; raises :class:`HostError` naming those that were tried."""
-        return self._supervisor_python(())
+    def adopt(self, token: str, directory: str) -> LeasedProcess:
+        """Take a server that is kept on the host; see :meth:`LeasedProcess.adopt`."""
+        terms = self._terms(self.python3())
+        process = LeasedProcess.adopt(self._transport, terms, token=token, directory=directory)
+        self._leases.add(process)
+        return process
 
-    def _supervisor_python(self, argv: Sequence[str]) -> str:
-        """Any Python 3 holds a lease: the one that is started, else the login shell's, else the system's."""
+    def renew_kept(self, token: str, directory: str, lease_s: float) -> None:
+        """Let a kept server stay for so many seconds from now on; raises :class:`HostError`."""
+        renew_kept(self._transport, self._terms(self.python3()), token=token, directory=directory, lease_s=lease_s)
+
+    def _terms(self, python: str) -> Terms:
+        return Terms(
+            name=self.name, python=python, lease_s=self._lease_s, clock=self._clock, on_forget=self._leases.remove
+        )
+
+    def python3(self, argv: Sequence[str] = ()) -> str:
+        """Return any Python 3: the one that is started, else the login shell's, else the system's.
+
+        Raises :class:`HostError` naming those that were tried.
+        """
         named = [word for word in argv if _IS_PYTHON.match(posixpath.basename(word))]
         tried = list(dict.fromkeys([*named, "python3", "python", "/usr/bin/python3"]))
         for candidate in tried:
@@ -220,16 +209,6 @@ class SshHost:
             # Not there, or something else by that name.
             return None
         return path if said == _SAYS else None
-
-    def _keep(self) -> None:
-        """The heartbeat, in a thread of its own."""
-        while not self._stopping.wait(min(5.0, self._lease_s / 10)):
-            for process in list(self._processes):
-                process.keep()
-
-    def _forget(self, process: SshProcess) -> None:
-        if process in self._processes:
-            self._processes.remove(process)
 
     def free_port(self) -> int:
         """Return a port of the host that nothing has, and that was not given out before."""
@@ -256,18 +235,7 @@ class SshHost:
         to.parent.mkdir(parents=True, exist_ok=True)
         to.write_bytes(self.read_from(path, 0))
 
-    def _close_at_exit(self, owner: int) -> None:
-        # A fork has a copy of this, and must end nothing of its parent's.
-        if os.getpid() == owner:
-            self.close()
-
     def close(self) -> None:
         """End what still runs, then the connection. Calling it again does nothing."""
-        self._stopping.set()
-        if self._keeper is not None:
-            self._keeper.join()
-            self._keeper = None
-        while self._processes:
-            self._processes.pop().release(ABANDONED_PATIENCE_S + 2.0)
+        self._leases.close()
         self._connection.close()
-        atexit.unregister(self._close_at_exit)

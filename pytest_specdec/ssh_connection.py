@@ -20,7 +20,7 @@ from typing import Final
 
 from pytest_specdec.clock import Clock
 from pytest_specdec.errors import HostError
-from pytest_specdec.hosts import LocalHost, LocalProcess
+from pytest_specdec.hosts import LocalHost, Process
 from pytest_specdec.owned import OwnedDirectory
 
 #: The path of a socket holds 108 bytes, and ssh adds 17 of its own while it makes one.
@@ -49,7 +49,7 @@ class Ran:
     stderr: str
 
 
-def end_local(process: LocalProcess, clock: Clock) -> None:
+def end_local(process: Process, clock: Clock) -> None:
     """End a process of ours on this machine: SIGTERM, a little patience, SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         process.signal(number)
@@ -113,7 +113,7 @@ class SshConnection:
         # Killed with this process, ssh would look like a connection that was lost: it is to end in order.
         self._local = LocalHost(guarded=False)
         self._lock = threading.RLock()
-        self._master: LocalProcess | None = None
+        self._master: Process | None = None
         self._feed: Feed | None = None
         self._forwarded: dict[int, int] = {}
         self._names = 0
@@ -199,7 +199,7 @@ class SshConnection:
             f"{self.destination}: can't connect: {reason or 'ssh said nothing'}; try `{self.try_this}`"
         )
 
-    def start(self, words: Sequence[str], feed: Feed, log_path: Path) -> LocalProcess:
+    def start(self, words: Sequence[str], feed: Feed, log_path: Path) -> Process:
         """Start a long-lived ssh on this machine, fed through a named pipe."""
         script = 'exec "$@" <"$0"'
         return self._local.spawn(

@@ -5,22 +5,34 @@ is the lease channel. Its first line is a job, one JSON object:
 
 ``{"argv": [...], "env": {...}, "cwd": null, "log": "...", "lease_s": 120, "patience_s": 8, "resumable": true, ...}``
     Start that command as a session of its own, with its output added to the log.
-``{"attach": true, ...}``
-    Be the new lease channel of a job that is running, after the first one was lost.
 
-Either has a ``token``, a word of the asker's choice, by which the job is found again.
+It has a ``token``, a word of the asker's choice, by which a resumable job is found again: ``carrier.py`` brings a new
+lease channel to the socket that stands in the token's directory. With ``direct`` the channel is a pipe of this
+machine, whose end is never a lost connection. The first channel is the holder's; on another one the holder says
+``resume`` to be known as such, and from anybody else only ``hold`` and ``renew`` are heeded.
 
-Every later line renews the lease: ``beat``; ``signal 15`` (to all that the command started); ``end`` (end it all
-now). On standard output every change is told, one JSON object a line, which begins with the token (``specdec``), so
-that nothing else that is printed there is taken for it, and holds the whole state: ``pid``, ``code``
-(of the command; negative: the signal; null while it runs), ``members`` (ids of living processes), ``ending`` (why
-they are being ended, or null). ``error`` stands alone: why nothing was started, or nothing is there to attach to.
+Every later line of a holder renews the lease: ``beat``; ``signal 15`` (to all that the command started); ``end`` (end
+it all now); ``closed`` (a carrier's channel was closed). On standard output every change is told, one JSON object a
+line, which begins with the token (``specdec``), so that nothing else that is printed there is taken for it, and holds
+the whole state: ``pid``, ``code`` (of the command; negative: the signal; null while it runs), ``members`` (ids of
+living processes), ``ending`` (why they are being ended, or null), ``kept``, ``lease_s``. ``error`` stands alone: why
+nothing was started, or why what was asked can't be done.
 
 The command and everything it started are ended with SIGTERM, patience, SIGKILL when ``end`` comes, when nothing
 comes for ``lease_s`` seconds, or at the end of standard input. If the job is resumable, the end of standard input
 counts only while the program at its other end (sshd) lives: if that is gone too, the connection was lost, and may
 come back until the lease runs out. Last of all, whatever ended it, the job's command ``at_end`` runs, if there is
 one: it ends what no signal reaches, such as a container.
+
+A server may be left up for a later holder:
+
+``keep {"lease_s": 3600, "path": "...", "record": {...}}``
+    From now on no end of a channel ends it, only the lease. The record is written to the path, with what is known
+    here added to it; it is removed when the job is over.
+``hold 120``
+    Take it: the ends of channels count again, and the lease is that long.
+``renew 3600``
+    Leave it up for that long from now on.
 """
 
 from __future__ import annotations
@@ -84,6 +96,15 @@ def living_of(supervisor: int, leader: int) -> dict[int, int]:
     return {pid: groups[pid] for pid in found}
 
 
+def started_at(pid: int) -> int:
+    """Return when a process started, in ticks since the machine did; 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except OSError:
+        return 0
+
+
 def directory_of(token: str) -> str:
     """Return where the socket of a resumable job is."""
     return os.path.join(tempfile.gettempdir(), f"specdec-{token}")  # noqa: PTH118
@@ -92,12 +113,14 @@ def directory_of(token: str) -> str:
 class Channel:
     """One lease channel: lines come in, states go out."""
 
-    def __init__(self, read_fd: int, write_fd: int, *, token: str, parent: int | None) -> None:
+    def __init__(self, read_fd: int, write_fd: int, *, token: str, parent: int | None = None) -> None:
         self.token = token
         self.read_fd = read_fd
         self.write_fd = write_fd
-        # The process at the other end, while its life tells a closed channel from a lost one.
+        # The process at the other end, when its life tells a closed channel from a lost one.
         self.parent = parent
+        # Whether its words count: it is the holder's.
+        self.holds = False
         self.ended_at: float | None = None
         # Its end was judged, and it is kept for those who still listen.
         self.judged = False
@@ -139,6 +162,45 @@ class Channel:
                 os.close(fd)
 
 
+class Record:
+    """What is known of a server that is kept, in a file where a later holder finds it."""
+
+    def __init__(self, path: str, content: dict[str, Any], supervisor: Supervisor) -> None:
+        self.path = path
+        with open("/proc/sys/kernel/random/boot_id") as file:  # noqa: PTH123
+            boot = file.read().strip()
+        leader, own = supervisor.popen.pid, os.getpid()
+        self.content = {
+            **content,
+            "token": supervisor.token,
+            "directory": supervisor.directory,
+            "boot_id": boot,
+            "pid": leader,
+            "pid_started": started_at(leader),
+            "supervisor": own,
+            "supervisor_started": started_at(own),
+        }
+
+    def write(self, state: str, lease_s: float) -> None:
+        """Write it whole or not at all, readable by its owner only."""
+        content = {**self.content, "state": state, "lease_s": lease_s, "until_unix_s": time.time() + lease_s}
+        os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120
+        new = f"{self.path}.new"
+        try:
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # noqa: PTH123
+                json.dump(content, file, indent=2, sort_keys=True)
+            os.replace(new, self.path)  # noqa: PTH105
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(new)  # noqa: PTH108
+            raise
+
+    def remove(self) -> None:
+        """Leave nothing of it."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)  # noqa: PTH108
+
+
 class Supervisor:
     """One job, from its start until nothing of it is left and its end was told."""
 
@@ -147,9 +209,13 @@ class Supervisor:
         self.patience_s = float(job["patience_s"])
         self.resumable = bool(job.get("resumable"))
         self.token = first.token
+        self.first = first
+        first.holds = True
         self.at_end: list[str] = job.get("at_end") or []
         self.env: dict[str, str] = job["env"]
         self.channels = [first]
+        self.record: Record | None = None
+        self.kept = False
         self.directory: str | None = None
         self.listener: socket.socket | None = None
         self.code: int | None = None
@@ -228,6 +294,8 @@ class Supervisor:
 
     def tidy(self) -> None:
         """Leave nothing on the host but the log."""
+        if self.record is not None:
+            self.record.remove()
         if self.directory is not None:
             os.chdir("/")
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -248,22 +316,50 @@ class Supervisor:
         for fd in ready:
             if fd in reading:
                 for line in reading[fd].lines():
-                    self.heed(line)
+                    self.heed(line, reading[fd])
             elif self.listener is not None:
                 connection, _ = self.listener.accept()
                 both = connection.detach()
-                self.channels.append(Channel(both, both, token=self.token, parent=None))
-                self.beat_at = time.monotonic()
+                self.channels.append(Channel(both, both, token=self.token))
                 self.told = {}
 
-    def heed(self, line: bytes) -> None:
-        """Do what a line of the channel says."""
+    def heed(self, line: bytes, channel: Channel) -> None:
+        """Do what a line of a channel says."""
+        word, _, rest = line.partition(b" ")
+        if word == b"resume":
+            channel.holds = not self.kept
+        if word in (b"hold", b"renew") or (word == b"keep" and channel.holds):
+            try:
+                self.hand_over(word, rest, channel)
+            except (OSError, ValueError, KeyError) as error:
+                channel.tell({"error": str(error)})
+        elif channel.holds:
+            self.beat_at = time.monotonic()
+            if word == b"end":
+                self.end("the lease channel said so")
+            elif word == b"closed":
+                self.end("the lease channel was closed")
+            elif word == b"signal" and rest.isdigit():
+                self.send(int(rest))
+
+    def hand_over(self, word: bytes, rest: bytes, channel: Channel) -> None:
+        """Leave it up without a holder, or take it; raises ValueError with the reason why not."""
+        if self.ending is not None or self.code is not None:
+            raise ValueError("it has ended" if self.ending is None else f"it is being ended: {self.ending}")
+        if word == b"keep":
+            asked = json.loads(rest)
+            record, lease_s = Record(asked["path"], asked["record"], self), float(asked["lease_s"])
+        elif not self.kept or self.record is None:
+            raise ValueError("somebody else holds it")
+        else:
+            record, lease_s = self.record, float(rest)
+        record.write("held" if word == b"hold" else "kept", lease_s)
+        self.record, self.lease_s, self.kept = record, lease_s, word != b"hold"
+        for one in self.channels:
+            one.holds = one is channel and not self.kept
         self.beat_at = time.monotonic()
-        word, _, number = line.partition(b" ")
-        if word == b"end":
-            self.end("the lease channel said so")
-        elif word == b"signal" and number.isdigit():
-            self.send(int(number))
+        # Also for those whose state does not change by it.
+        self.told = {}
 
     def reap(self) -> None:
         """Take the exit codes of children, adopted ones included."""
@@ -291,9 +387,10 @@ class Supervisor:
         for channel in list(self.channels):
             if channel.ended_at is None or channel.judged:
                 continue
-            if self.resumable and (channel.parent is None or channel.lost):
+            # Of a carrier's channel the carrier is the judge.
+            if self.kept or channel is not self.first or channel.lost:
                 self.drop(channel)
-            elif not self.resumable or now - channel.ended_at > LOSS_S:
+            elif channel.parent is None or now - channel.ended_at > LOSS_S:
                 channel.judged = True
                 self.end("the lease channel was closed")
 
@@ -309,6 +406,9 @@ class Supervisor:
         if self.ending is None:
             self.ending = why
             self.term_at = time.monotonic()
+            if self.record is not None:
+                with contextlib.suppress(OSError):
+                    self.record.write("ending", 0.0)
             self.send(signal.SIGTERM)
 
     def end_if_due(self) -> None:
@@ -317,6 +417,8 @@ class Supervisor:
         if self.ending is None:
             if now - self.beat_at > self.lease_s:
                 self.end(f"nothing was heard for {self.lease_s:g} s")
+            elif self.kept and self.code is not None:
+                self.end("it died while it was kept")
         elif not self.killed and now - self.term_at > self.patience_s:
             self.killed, self.kill_at = True, now
             self.send(signal.SIGKILL)
@@ -346,6 +448,8 @@ class Supervisor:
             "code": self.code,
             "members": sorted(self.members),
             "ending": self.ending,
+            "kept": self.kept,
+            "lease_s": self.lease_s,
         }
         if state != self.told:
             self.told = state
@@ -356,34 +460,6 @@ class Supervisor:
                     self.drop(channel)
                 elif channel.ended_at is None:
                     channel.ended_at = time.monotonic()
-
-
-def attach(own: Channel) -> int:
-    """Carry a lease channel to a running supervisor."""
-    link = socket.socket(socket.AF_UNIX)
-    try:
-        os.chdir(directory_of(own.token))
-        link.connect(SOCKET)
-    except OSError as error:
-        own.tell({"error": f"{directory_of(own.token)}: {error.strerror}"})
-        return 1
-    while own.ended_at is None:
-        ready, _, _ = select.select([own.read_fd, link.fileno()], [], [])
-        if link.fileno() in ready:
-            data = link.recv(65536)
-            if not data:
-                return 0
-            with contextlib.suppress(OSError):
-                os.write(own.write_fd, data)
-        if own.read_fd in ready:
-            for line in own.lines():
-                link.sendall(line + b"\n")
-    while not own.lost:
-        if time.monotonic() - own.ended_at > LOSS_S:
-            link.sendall(b"end\n")
-            break
-        time.sleep(TICK_S)
-    return 0
 
 
 def main() -> int:
@@ -398,9 +474,7 @@ def main() -> int:
     if not line:
         return 1
     job = json.loads(line)
-    own = Channel(0, 1, token=job["token"], parent=parent)
-    if "attach" in job:
-        return attach(own)
+    own = Channel(0, 1, token=job["token"], parent=parent if job.get("resumable") and not job.get("direct") else None)
     try:
         supervisor = Supervisor(job, own)
     except OSError as error:

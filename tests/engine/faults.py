@@ -17,7 +17,7 @@ from pytest_specdec import ServerSpec, bench, engine_env, server
 from pytest_specdec.client import ServerClient
 from pytest_specdec.clock import Clock, SystemClock
 from pytest_specdec.errors import SpecdecError
-from pytest_specdec.hosts import LocalHost, LocalProcess, Process
+from pytest_specdec.hosts import LocalHost, Process
 from pytest_specdec.model import LaunchRecord, LaunchRounds, Measurement, Round
 from pytest_specdec.plan import Plan, PlannedMeasurement, SpecPlan
 from pytest_specdec.pool import Served, ServerPool
@@ -51,7 +51,7 @@ class FaultyHost(LocalHost):
         self._inject = inject
         self._port = port
         self._seen = b""
-        self._process: LocalProcess | None = None
+        self._process: Process | None = None
 
     def free_port(self) -> int:
         return super().free_port() if self._port is None else self._port
@@ -64,7 +64,7 @@ class FaultyHost(LocalHost):
         cwd: str | None,
         log_path: Path,
         at_end: Sequence[str] = (),
-    ) -> LocalProcess:
+    ) -> Process:
         self._process = super().spawn(argv, env=env, cwd=cwd, log_path=log_path, at_end=at_end)
         return self._process
 

@@ -18,6 +18,7 @@ import pytest
 
 from pytest_specdec.errors import HostError
 from pytest_specdec.hosts import Host, LocalHost, Process, find_python
+from pytest_specdec.leased_host import LeasedLocalHost
 from pytest_specdec.ssh import SshHost
 from tests.hosts.waiting import is_alive, wait_for, wait_until
 
@@ -43,12 +44,18 @@ HARD_WORDS = [
 ]
 
 
-@pytest.fixture(params=["local", "ssh", "noisy ssh"])
-def host(request: pytest.FixtureRequest) -> Host:
+@pytest.fixture(params=["local", "leased local", "ssh", "noisy ssh"])
+def host(request: pytest.FixtureRequest) -> Iterator[Host]:
     if request.param == "local":
-        return LocalHost()
+        yield LocalHost()
+        return
+    if request.param == "leased local":
+        leased = LeasedLocalHost()
+        yield leased
+        leased.close()
+        return
     shared: SshHost = request.getfixturevalue("ssh_host" if request.param == "ssh" else "noisy_host")
-    return shared
+    yield shared
 
 
 @pytest.fixture

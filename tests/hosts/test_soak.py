@@ -19,8 +19,8 @@ from typing import Final
 
 import psutil
 import pytest
-from filelock import FileLock
 
+from pytest_specdec.host_locks import HostLocks
 from tests.hosts.sshd import ALIAS, Sshd
 from tests.hosts.test_containers import Docker
 from tests.hosts.waiting import is_alive, wait_until
@@ -248,11 +248,11 @@ def assert_nothing_left(soak: Soak) -> None:
     assert [path.name for path in soak.tmp.iterdir() if not path.name.startswith("pytest-of-")] == []
 
     # Locks.
-    locks = list((soak.directory / "cache").glob("*.lock"))
-    assert locks
-    for path in locks:
-        with FileLock(path).acquire(timeout=0):
-            pass
+    directory = soak.directory / "cache" / "locks"
+    assert list(directory.glob("*.lock"))
+    locks = HostLocks(directory, "the soak")
+    assert locks.whole() is None
+    locks.release()
 
 
 def ports_used(soak: Soak) -> set[int]:

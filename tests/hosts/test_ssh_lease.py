@@ -20,9 +20,9 @@ from pytest_specdec import ServerSpec
 from pytest_specdec.client import ServerClient
 from pytest_specdec.clock import SystemClock
 from pytest_specdec.errors import HostError
+from pytest_specdec.lease import LeasedProcess
 from pytest_specdec.server import RunningServer, launch
 from pytest_specdec.ssh import SshHost
-from pytest_specdec.ssh_process import SshProcess
 from tests.hosts.sshd import ALIAS, Sshd
 from tests.hosts.waiting import is_alive, processes_with, wait_for, wait_until
 
@@ -46,7 +46,7 @@ def living(pids_path: Path) -> list[int]:
     return [pid for pid in map(int, pids_path.read_text().split()) if is_alive(pid)] if pids_path.exists() else []
 
 
-def start(host: SshHost, pids_path: Path, *, ignore_term: bool = False) -> SshProcess:
+def start(host: SshHost, pids_path: Path, *, ignore_term: bool = False) -> LeasedProcess:
     """Start a leader with a child in its session and one that left it."""
     disposition = "SIG_IGN" if ignore_term else "SIG_DFL"
     code = (
@@ -66,11 +66,11 @@ def start(host: SshHost, pids_path: Path, *, ignore_term: bool = False) -> SshPr
     return process
 
 
-def supervisor_of(process: SshProcess) -> int:
+def supervisor_of(process: LeasedProcess) -> int:
     return int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def directory_of(process: SshProcess) -> Path:
+def directory_of(process: LeasedProcess) -> Path:
     """The supervisor's, where the lease is taken up again."""
     return Path(f"/proc/{supervisor_of(process)}/cwd").readlink()
 
@@ -100,7 +100,7 @@ def test_a_killed_lease_channel_ends_the_group(own_sshd: Sshd, ssh_to: SshTo, pi
     host = ssh_to(own_sshd, lease_s=60)
     process = start(host, pids_path)
 
-    kill(process.channel.pid)
+    kill(process.wire.pid)
 
     assert wait_until(lambda: not living(pids_path), "the group to end") < PROMISED_S
 
@@ -123,14 +123,14 @@ def test_a_lost_connection_comes_back_within_the_lease(
 ) -> None:
     host = ssh_to(own_sshd, lease_s=2)
     process = start(host, pids_path)
-    lost = process.channel
+    lost = process.wire
 
     if how == "ssh is killed":
         kill(master_of(host))
     else:
         own_sshd.drop_connections()
 
-    wait_until(lambda: process.channel is not lost, "the lease to be taken up again")
+    wait_until(lambda: process.wire is not lost, "the lease to be taken up again")
     # Longer than the lease: it is renewed.
     time.sleep(2.5)
     assert len(living(pids_path)) == 3
@@ -146,7 +146,7 @@ def test_a_signal_does_not_wait_for_the_next_heartbeat(own_sshd: Sshd, ssh_to: S
     host = ssh_to(own_sshd, lease_s=600)
     process = start(host, pids_path)
     kill(master_of(host))
-    wait_until(lambda: process.channel.poll() is not None, "the channel to end")
+    wait_until(lambda: not process.wire.is_up, "the channel to end")
 
     process.signal(signal.SIGKILL)
 

@@ -64,7 +64,13 @@ LAYERS: dict[int, set[str]] = {
         "option_table",
         "ssh",
         "ssh_connection",
-        "ssh_process",
+        "ssh_wire",
+        "carrier",
+        "lease",
+        "lease_channel",
+        "leased_host",
+        "find_kept",
+        "kept",
         "supervisor",
     },
     3: {
@@ -82,6 +88,7 @@ LAYERS: dict[int, set[str]] = {
     4: {
         "attach",
         "host_pool",
+        "keeping",
         "served",
         "distribution",
         "plan",
@@ -93,7 +100,7 @@ LAYERS: dict[int, set[str]] = {
         "judging",
         "session",
     },
-    5: {"hookspecs", "options", "plugin", "cli", "baselines_cli"},
+    5: {"hookspecs", "options", "plugin", "cli", "baselines_cli", "servers_cli"},
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 MAY_IMPORT_PYTEST = {"options", "session", "hookspecs", "plugin"}

@@ -38,6 +38,7 @@ def settings(**changes: Any) -> Settings:
         "startup_timeout_s": 600.0,
         "startup_limit_s": 3600.0,
         "lease_s": 120.0,
+        "keep_servers_s": None,
         "allow_loosening": False,
         "check": False,
         "baseline_files": None,

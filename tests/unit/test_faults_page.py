@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import CASES, PAGE, ROOT, TESTS, replaced, row_name, table
+from benchmarks.faults import CASES, PAGE, ROOT, TESTS, replaced, row_name, table, without_homes
 from pytest_specdec.diagnose import diagnose
 
 
@@ -52,3 +53,11 @@ def test_a_table_replaces_the_one_before() -> None:
 
     assert page == "a\n<!-- real -->\n| x |\n| --- |\n| 1\\|2 |\n<!-- end of real -->\nb\n"
     assert re.search("old", page) is None
+
+
+def test_the_page_names_no_directory_of_the_machine_that_measured() -> None:
+    assert (
+        without_homes(f"log: {Path.home()}/.cache/x-1/target and '/nowhere/model'")
+        == "log: …/target and '/nowhere/model'"
+    )
+    assert without_homes(PAGE.read_text(encoding="utf-8")) == PAGE.read_text(encoding="utf-8")

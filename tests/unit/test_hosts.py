@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from pytest_specdec.errors import HostError
-from pytest_specdec.hosts import LocalHost, LocalProcess, find_python
+from pytest_specdec.hosts import LocalHost, Process, find_python
 from tests.fakes.host import FakeHost, told
 
 WAIT_S = 10.0
@@ -25,9 +25,9 @@ def host() -> LocalHost:
 
 
 @pytest.fixture
-def processes() -> Iterator[list[LocalProcess]]:
+def processes() -> Iterator[list[Process]]:
     """What a test started; what it leaves is killed."""
-    kept: list[LocalProcess] = []
+    kept: list[Process] = []
     yield kept
     for process in kept:
         process.signal(signal.SIGKILL)
@@ -35,21 +35,21 @@ def processes() -> Iterator[list[LocalProcess]]:
         process.forget()
 
 
-def wait_gone(process: LocalProcess) -> None:
+def wait_gone(process: Process) -> None:
     deadline = time.monotonic() + WAIT_S
     while process.poll() is None or process.members():
         assert time.monotonic() < deadline, f"{process.members()} are still there"
         time.sleep(0.01)
 
 
-def wait_dead(process: LocalProcess) -> None:
+def wait_dead(process: Process) -> None:
     deadline = time.monotonic() + WAIT_S
     while process.poll() is None:
         assert time.monotonic() < deadline, f"{process.pid} still runs"
         time.sleep(0.01)
 
 
-def spawn(host: LocalHost, log: Path, code: str, **env: str) -> LocalProcess:
+def spawn(host: LocalHost, log: Path, code: str, **env: str) -> Process:
     return host.spawn([sys.executable, "-S", "-c", code], env={**host.environ(), **env}, cwd=None, log_path=log)
 
 
@@ -106,7 +106,7 @@ def test_variables_of_the_test_run_are_not_inherited(
 
 
 def test_a_process_writes_both_outputs_to_a_log_that_is_added_to(
-    host: LocalHost, tmp_path: Path, processes: list[LocalProcess]
+    host: LocalHost, tmp_path: Path, processes: list[Process]
 ) -> None:
     log = tmp_path / "made" / "server.log"
     log.parent.mkdir()
@@ -121,7 +121,7 @@ def test_a_process_writes_both_outputs_to_a_log_that_is_added_to(
     assert host.read_from(log, 9) == b"2\n"
 
 
-def test_the_directory_of_a_log_is_made(host: LocalHost, tmp_path: Path, processes: list[LocalProcess]) -> None:
+def test_the_directory_of_a_log_is_made(host: LocalHost, tmp_path: Path, processes: list[Process]) -> None:
     processes.append(spawn(host, tmp_path / "a" / "b" / "server.log", ""))
 
     assert (tmp_path / "a" / "b" / "server.log").exists()
@@ -136,7 +136,7 @@ def test_a_file_that_is_not_there_reads_as_nothing(host: LocalHost, tmp_path: Pa
     assert host.read_from(tmp_path / "none", 0) == b""
 
 
-def test_a_process_leads_a_session_of_its_own(host: LocalHost, tmp_path: Path, processes: list[LocalProcess]) -> None:
+def test_a_process_leads_a_session_of_its_own(host: LocalHost, tmp_path: Path, processes: list[Process]) -> None:
     process = spawn(host, tmp_path / "log", "import time; time.sleep(60)")
     processes.append(process)
 
@@ -146,7 +146,7 @@ def test_a_process_leads_a_session_of_its_own(host: LocalHost, tmp_path: Path, p
 
 
 def test_a_signal_reaches_children_that_outlive_their_leader(
-    host: LocalHost, tmp_path: Path, processes: list[LocalProcess]
+    host: LocalHost, tmp_path: Path, processes: list[Process]
 ) -> None:
     code = (
         "import subprocess, sys\n"
@@ -168,7 +168,7 @@ def test_a_signal_reaches_children_that_outlive_their_leader(
 
 
 def test_a_group_that_is_gone_stays_gone_and_takes_no_signal(
-    host: LocalHost, tmp_path: Path, processes: list[LocalProcess]
+    host: LocalHost, tmp_path: Path, processes: list[Process]
 ) -> None:
     process = spawn(host, tmp_path / "log", "")
     processes.append(process)
@@ -181,7 +181,7 @@ def test_a_group_that_is_gone_stays_gone_and_takes_no_signal(
 
 
 def test_a_signal_that_ends_the_leader_is_its_exit_code(
-    host: LocalHost, tmp_path: Path, processes: list[LocalProcess]
+    host: LocalHost, tmp_path: Path, processes: list[Process]
 ) -> None:
     process = spawn(host, tmp_path / "log", "import time; time.sleep(60)")
     processes.append(process)
@@ -262,7 +262,7 @@ def test_sigterm_interrupts_only_while_a_process_is_up(tmp_path: Path) -> None:
     assert left_alone == "True"
 
 
-def test_a_handler_of_somebody_else_s_is_kept(host: LocalHost, tmp_path: Path, processes: list[LocalProcess]) -> None:
+def test_a_handler_of_somebody_else_s_is_kept(host: LocalHost, tmp_path: Path, processes: list[Process]) -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         processes.append(spawn(host, tmp_path / "log", "import time; time.sleep(60)"))

@@ -16,7 +16,7 @@ CHAT = Workload(name="chat", prompts=(), content_hash="c" * 64)
 A, B = ServerSpec.tiny("a"), ServerSpec.tiny("b", "--tp 2")
 
 
-def record(spec: ServerSpec, index: int) -> LaunchRecord:
+def record(spec: ServerSpec, index: int, *, adopted: bool = False) -> LaunchRecord:
     return LaunchRecord(
         index=index,
         spec_name=spec.name,
@@ -31,12 +31,13 @@ def record(spec: ServerSpec, index: int) -> LaunchRecord:
         drafting=False,
         server_args={},
         facts={},
+        adopted=adopted,
     )
 
 
 class FakeServed:
     def __init__(self, world: World, spec: ServerSpec, index: int) -> None:
-        self.record = record(spec, index)
+        self.record = record(spec, index, adopted=spec.name in world.kept)
         self.world = world
         self.name = spec.name
         self.dead = False
@@ -57,6 +58,8 @@ class World:
     fail_start: set[str] = field(default_factory=set)
     fail_measure: set[int] = field(default_factory=set)
     die_measure: set[int] = field(default_factory=set)
+    #: Names of specs whose servers an earlier session has left up.
+    kept: set[str] = field(default_factory=set)
 
     def start(self, spec: ServerSpec, index: int) -> FakeServed:
         self.events.append(f"start {spec.name} {index}")
@@ -75,7 +78,12 @@ class World:
             raise MeasurementError("no tokens")
         return LaunchRounds(launch=served.record, warmup=(), rounds=())
 
-    def pool(self, *wanted: tuple[ServerSpec, int | None], launches: int = 1) -> ServerPool:
+    def keep(self, served: Served) -> None:
+        self.events.append(f"keep {served.record.spec_name}")
+
+    def pool(
+        self, *wanted: tuple[ServerSpec, int | None], launches: int = 1, keeps: bool = False, keeps_late: bool = True
+    ) -> ServerPool:
         tests = [
             PlannedTest(
                 nodeid=f"t{i}",
@@ -87,7 +95,8 @@ class World:
             for i, (spec, c) in enumerate(wanted)
         ]
         plan = build_plan(tests, lambda _: launches)
-        return ServerPool(plan, start=self.start, measure=self.measure)
+        keep = self.keep if keeps else None
+        return ServerPool(plan, start=self.start, measure=self.measure, keep=keep, keeps_late=keeps_late)
 
 
 def want(spec: ServerSpec, concurrency: int) -> Measurement:
@@ -196,3 +205,55 @@ def test_finished_stops_only_the_spec_that_is_named() -> None:
     assert world.events[-1] == "stop a"
     pool.close()
     assert world.events.count("stop a") == 1
+
+
+def test_only_the_last_server_is_kept_and_only_at_the_end() -> None:
+    world = World()
+    pool = world.pool((A, 1), (B, 1), keeps=True)
+    pool.measured(want(A, 1))
+    pool.finished(A)
+    pool.measured(want(B, 1))
+    pool.finished(B)
+    assert world.events[2:] == ["stop a", "start b 0", "measure b c1"]
+
+    pool.close()
+    pool.close()
+
+    assert world.events[5:] == ["keep b"]
+
+
+def test_where_others_wait_for_the_host_a_server_is_kept_as_soon_as_it_is_done_with() -> None:
+    world = World()
+    pool = world.pool((A, 1), keeps=True, keeps_late=False)
+    pool.measured(want(A, 1))
+
+    pool.finished(A)
+
+    assert world.events[-1] == "keep a"
+
+
+def test_between_launches_of_one_spec_nothing_is_kept() -> None:
+    world = World()
+    world.pool((A, 1), launches=2, keeps=True).measured(want(A, 1))
+
+    assert [event for event in world.events if "measure" not in event] == ["start a 0", "stop a", "start a 1"]
+
+
+def test_a_server_that_died_is_not_kept() -> None:
+    world = World(die_measure={1})
+    pool = world.pool((A, 1), keeps=True)
+    with pytest.raises(LaunchError, match="a died"):
+        pool.measured(want(A, 1))
+
+    pool.close()
+
+    assert world.events[-1] == "stop a"
+
+
+def test_an_adopted_server_is_no_launch_of_this_session() -> None:
+    world = World(kept={"a"})
+    pool = world.pool((A, 1), (B, 1))
+    pool.measured(want(A, 1))
+    pool.measured(want(B, 1))
+
+    assert pool.launch_count == 1

@@ -603,3 +603,18 @@ def test_a_second_interrupt_while_stopping_kills_the_group() -> None:
         stop_process(process, clock, what="base")
 
     assert process.signals == [signal.SIGTERM, signal.SIGKILL]
+
+
+def test_a_server_that_is_ready_and_out_of_reach_is_told_within_a_minute(scene: Scene) -> None:
+    scene.client.info_error = "GET http://fakehost:20001/server_info: failed: connection closed"
+    scene.says(5.0, READY)
+
+    with pytest.raises(LaunchError) as caught:
+        scene.launch()
+
+    assert scene.clock.now < 70
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith(
+        "base: its log says that it is ready, and for 60 s nothing could be asked of it: GET http://"
+    )
+    assert "AllowTcpForwarding" in first

@@ -40,6 +40,8 @@ def test_a_losing_source_is_not_even_parsed() -> None:
         (s.positive_seconds, "nan", "--o: expected a number of seconds above 0, got 'nan'"),
         (s.positive_seconds, "0", "--o: expected a number of seconds above 0, got '0'"),
         (s.positive_seconds, "soon", "--o: expected a number of seconds above 0, got 'soon'"),
+        (s.kept_seconds, "maybe", "--o: expected a number of seconds above 0, got 'maybe'"),
+        (s.kept_seconds, "-1", "--o: expected a number of seconds above 0, got '-1'"),
         (s.one_of("cpu", "cuda"), "gpu", "--o: expected one of cpu, cuda, got 'gpu'"),
         (s.flag, "maybe", "--o: expected true or false, got 'maybe'"),
         (s.text, "  ", "--o: expected a value that is not empty, got '  '"),
@@ -74,3 +76,10 @@ def test_hosts_are_this_machine_or_ssh_destinations(given: object, hosts: tuple[
 @pytest.mark.parametrize(("word", "value"), [("yes", True), ("1", True), ("off", False), ("", False)])
 def test_flags_read_as_ini_files_write_them(word: str, value: bool) -> None:  # a parameter
     assert s.flag(word, "ini") is value
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [("on", 3600.0), ("true", 3600.0), ("90", 90.0), ("0", None), ("no", None), ("off", None)]
+)
+def test_servers_are_kept_for_a_time_or_not_at_all(given: str, seconds: float | None) -> None:
+    assert s.kept_seconds(given, "--o") == seconds

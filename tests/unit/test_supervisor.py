@@ -129,7 +129,15 @@ def test_a_job_runs_in_a_session_of_its_own_and_its_end_is_told(start: Callable[
 
     state = job.state(lambda state: state["code"] is not None and not state["members"])
 
-    assert state == {"specdec": TOKEN, "pid": state["pid"], "code": 3, "members": [], "ending": None}
+    assert state == {
+        "specdec": TOKEN,
+        "pid": state["pid"],
+        "code": 3,
+        "members": [],
+        "ending": None,
+        "kept": False,
+        "lease_s": 60.0,
+    }
     assert job.log.read_text() == "True\n"
     job.hang_up()
     assert (job.end_code(), job.errors) == (0, "")
@@ -309,6 +317,105 @@ def test_without_a_job_nothing_is_done() -> None:
     )
 
     assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
+
+
+def kept_state(state: dict[str, Any]) -> bool:
+    return bool(state.get("kept"))
+
+
+def keep_line(path: Path, lease_s: float) -> str:
+    return "keep " + json.dumps({"lease_s": lease_s, "path": str(path), "record": {"spec_name": "s"}})
+
+
+def test_a_kept_job_outlives_its_channel_and_is_recorded(start: Callable[..., Supervised], tmp_path: Path) -> None:
+    path = tmp_path / "servers" / "t.json"
+    job = start(SLEEP, resumable=True, direct=True, token=f"kept-{os.getpid()}")
+    pid = job.state()["pid"]
+
+    job.say(keep_line(path, 3))
+    assert job.state(kept_state)["lease_s"] == 3
+    job.hang_up()
+
+    record = json.loads(path.read_text())
+    assert (record["spec_name"], record["state"], record["pid"]) == ("s", "kept", pid)
+    assert record["supervisor"] == job.popen.pid
+    assert record["pid_started"] == supervisor.started_at(pid)
+    assert 0 < record["until_unix_s"] - time.time() <= 3
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert job.end_code() == 0, "its lease runs out"
+    assert not is_alive(pid)
+    assert list(path.parent.iterdir()) == []
+    assert not Path(record["directory"]).exists()
+
+
+def test_before_it_is_kept_the_end_of_a_pipe_ends_it_at_once(start: Callable[..., Supervised]) -> None:
+    job = start(SLEEP, resumable=True, direct=True, token=f"direct-{os.getpid()}")
+    job.state()
+    began = time.monotonic()
+
+    job.hang_up()
+
+    assert job.state(lambda state: state["ending"] is not None)["ending"] == "the lease channel was closed"
+    assert job.end_code() == 0
+    assert time.monotonic() - began < 5
+
+
+def test_once_kept_its_first_holder_has_no_say(start: Callable[..., Supervised], tmp_path: Path) -> None:
+    job = start(SLEEP, resumable=True, direct=True, token=f"say-{os.getpid()}")
+    pid = job.state()["pid"]
+    job.say(keep_line(tmp_path / "t.json", 2))
+    job.state(kept_state)
+
+    for line in ("signal 15", "end", "closed"):
+        job.say(line)
+    time.sleep(0.5)
+
+    assert is_alive(pid)
+    assert job.end_code() == 0
+
+
+def test_a_kept_job_that_dies_leaves_no_record(start: Callable[..., Supervised], tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    job = start(family(), resumable=True, direct=True, token=f"dies-{os.getpid()}")
+    members = job.family()
+    leader = job.states[-1]["pid"]
+    job.say(keep_line(path, 60))
+    job.state(kept_state)
+    job.hang_up()
+
+    os.kill(leader, signal.SIGKILL)
+
+    assert job.end_code() == 0
+    assert not path.exists()
+    assert not any(map(is_alive, members))
+
+
+@pytest.mark.parametrize("line", ["hold 5", "renew 5"])
+def test_what_is_held_is_neither_taken_nor_renewed(start: Callable[..., Supervised], line: str) -> None:
+    job = start(SLEEP)
+    job.state()
+
+    job.say(line)
+
+    assert job.state(lambda state: "error" in state)["error"] == "somebody else holds it"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("keep nonsense", "Expecting value"),
+        ('keep {"lease_s": 5, "path": "/proc/version/t.json", "record": {}}', "File exists"),
+    ],
+)
+def test_what_cannot_be_kept_goes_on_as_before(start: Callable[..., Supervised], line: str, told: str) -> None:
+    job = start(SLEEP)
+    job.state()
+
+    job.say(line)
+
+    assert told in job.state(lambda state: "error" in state)["error"]
+    job.say("end")
+    assert job.state(lambda state: state.get("ending") is not None)["lease_s"] == 60
 
 
 KILLED = """
