@@ -34,14 +34,14 @@ class Answer:
     """What has been seen of one response; times are the clock's.
 
     ``times`` and ``tokens`` have an entry a chunk that brought tokens: when it came, and completion tokens so far.
-    ``events`` are those needed to know the whole answer, as they came: the last alone where each repeats all before
-    it, all of them where each holds only what is new.
+    ``kept`` are the parts of the body needed to know the whole answer, as they came: the last event alone where each
+    repeats all before it, all of them where each holds only what is new.
     """
 
     sent: float = 0.0
     times: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    events: list[bytes] = field(default_factory=list)
+    kept: list[bytes] = field(default_factory=list)
     error: str | None = None
     timed_out: bool = False
     done: float = 0.0
@@ -53,8 +53,9 @@ class Answer:
 
     @property
     def payloads(self) -> list[bytes]:
-        """The events without what the protocol puts around them."""
-        return [event.strip().removeprefix(b"data:").lstrip() for event in self.events]
+        """The events without what the protocols put around them; an answer without events is one as it is."""
+        lines = [line for part in self.kept for line in part.split(b"\n")]
+        return [line[len(b"data:") :].strip() for line in lines if line.startswith(b"data:")] or self.kept
 
 
 class Connection(asyncio.Protocol):
@@ -88,6 +89,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End the answer: whole, if it was to last until the connection ends."""
         self._transport = None
+        if self._finished is None or self._finished.done():
+            return
         if not self._in_headers and not self._chunked and self._left is None:
             self._complete(self._clock())
         else:
@@ -224,9 +227,9 @@ class Connection(asyncio.Protocol):
         """
         counts, size = self._answer.tokens, len(data)
         find, rfind = data.find, data.rfind
-        note, keep, keeps = counts.append, self._answer.events.append, self._keeps_events
+        note, began = counts.append, at
+        last_at = at
         before, digits, count_digits = counts[-1], self._digits, 0
-        last_from = last_to = 0
         while True:
             end = at + digits
             if end >= size or data[end] != _RETURN:
@@ -252,15 +255,15 @@ class Connection(asyncio.Protocol):
             if tokens > before:
                 note(tokens)
                 before = tokens
-            if keeps:
-                keep(data[start:stop])
-            else:
-                last_from, last_to = start, stop
+            last_at = at
             at = stop + 2
         self._digits = digits
         self._note_times(now)
-        if last_to:
-            self._last = data[last_from:last_to]
+        if at > began:
+            if self._keeps_events:
+                self._answer.kept.append(data[began:at])
+            else:
+                self._last = data[last_at:at]
         return at
 
     def _note_times(self, now: float) -> None:
@@ -294,13 +297,13 @@ class Connection(asyncio.Protocol):
                     self._keeps_events = _holds_only_what_is_new(event, tokens)
         if self._keeps_events:
             self._keep_last()
-            self._answer.events.append(event)
+            self._answer.kept.append(event)
         else:
             self._last = event
 
     def _keep_last(self) -> None:
         if self._last is not None:
-            self._answer.events.append(self._last)
+            self._answer.kept.append(self._last)
             self._last = None
 
     def _complete(self, now: float) -> None:
@@ -317,9 +320,9 @@ class Connection(asyncio.Protocol):
             return
         self._keep_last()
         answer = self._answer
-        if not answer.events and self._body:
+        if not answer.kept and self._body:
             # An answer that is no event stream is kept for the message.
-            answer.events.append(bytes(self._body[:SHOWN_OF_AN_ANSWER]).strip())
+            answer.kept.append(bytes(self._body[:SHOWN_OF_AN_ANSWER]).strip())
         answer.error, answer.done = error, now
         self._finished.set_result(None)
 

@@ -21,7 +21,7 @@ INCREMENTS = Answer(
     sent=10.0,
     times=[11.0, 12.0, 13.0],
     tokens=[1, 3, 4],
-    events=[event("a", [5], 1), event("bc", [6, 7], 3), event("", [], 4, e2e_latency=2.5)],
+    kept=[event("a", [5], 1), event("bc", [6, 7], 3), event("", [], 4, e2e_latency=2.5)],
     done=13.0,
 )
 
@@ -39,7 +39,7 @@ def test_ids_are_not_looked_for_in_the_text() -> None:
     answer = Answer(
         times=[1.0, 2.0],
         tokens=[1, 2],
-        events=[event('"output_ids":[9,9]', [5], 1), event('"output_ids":[', [6], 2)],
+        kept=[event('"output_ids":[9,9]', [5], 1), event('"output_ids":[', [6], 2)],
     )
 
     assert sample_of(PROMPT, answer, began=0.0).output_ids == (5, 6)
@@ -47,7 +47,7 @@ def test_ids_are_not_looked_for_in_the_text() -> None:
 
 def test_an_answer_without_a_text_has_none_to_go_on_from() -> None:
     with pytest.raises(ValueError, match="the answer has no text"):
-        answer_text(Answer(events=[b'data: {"output_ids":[1]}']))
+        answer_text(Answer(kept=[b'data: {"output_ids":[1]}']))
 
 
 def test_a_sample_tells_its_turn_and_when_it_was_due() -> None:
