@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from pytest_specdec.clock import Clock
+from pytest_specdec.errors import ServerRequestError
 from pytest_specdec.model import Measurement, Prompt, RequestSample, Round, Sampling
 
 #: A stream slower than this many tokens a second is given up; with a margin for queueing and the first token.
 _SLOWEST_TOK_S: Final = 1.0
-_PATIENCE_S: Final = 120.0
+PATIENCE_S: Final = 120.0
 
 
 class Loadable(Protocol):
@@ -48,6 +49,17 @@ def prompts_of_a_round(prompts: Sequence[Prompt], concurrency: int) -> tuple[Pro
     return tuple(sent)
 
 
+def _went_wrong(before: Round | None) -> str:
+    """What a server that no longer answers did in the round before."""
+    failed = [sample for sample in before.requests if sample.error is not None] if before is not None else []
+    if before is None or not failed:
+        return ""
+    return (
+        f"; {len(failed)} of {len(before.requests)} requests of the round before had failed, the first, "
+        f"{failed[0].prompt_id}: {failed[0].error}"
+    )
+
+
 def measure(
     server: Loadable,
     measurement: Measurement,
@@ -57,20 +69,27 @@ def measure(
     flush: bool = True,
     clock: Clock,
     on_round: Callable[[Round], None],
+    patience_s: float = PATIENCE_S,
 ) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
     """Run warm-up rounds, then measured rounds; return both.
 
     The cache is flushed before every round (unless ``flush`` is off); a flush that the server refuses raises
     :class:`pytest_specdec.errors.ServerRequestError`. ``on_round`` is called as each round ends, so that it is
-    written before the next can fail.
+    written before the next can fail. A request is given up after ``patience_s`` and a second for each token.
     """
     prompts = prompts_of_a_round(measurement.workload.prompts, measurement.concurrency)
     stream_s = measurement.output_tokens / _SLOWEST_TOK_S
     turns = math.ceil(len(prompts) / measurement.concurrency)
 
+    before: Round | None = None
+
     def one(index: int, *, is_warmup: bool) -> Round:
+        nonlocal before
         if flush:
-            server.flush_cache()
+            try:
+                server.flush_cache()
+            except ServerRequestError as error:
+                raise ServerRequestError(f"{error}{_went_wrong(before)}") from None
         started_unix_s = clock.time()
         wall_s, samples = server.load(
             prompts,
@@ -78,11 +97,12 @@ def measure(
             output_tokens=measurement.output_tokens,
             sampling=measurement.sampling,
             clock=clock.monotonic,
-            request_timeout_s=_PATIENCE_S + stream_s,
-            deadline_s=_PATIENCE_S + stream_s * turns,
+            request_timeout_s=patience_s + stream_s,
+            deadline_s=patience_s + stream_s * turns,
         )
         done = Round(index=index, warmup=is_warmup, started_unix_s=started_unix_s, wall_s=wall_s, requests=samples)
         on_round(done)
+        before = done
         return done
 
     warm = tuple(one(index, is_warmup=True) for index in range(warmup))

@@ -162,6 +162,12 @@ def explain(text: str, exit_code: int | None = None) -> list[str]:
     ]
 
 
+def knows_why(text: str, exit_code: int | None = None) -> bool:
+    """Tell whether a log holds a reason, be it one that is not known here."""
+    found = diagnose(text, exit_code=exit_code)
+    return found.exception is not None or found.category not in ("unknown", "hang", "ok")
+
+
 def _relevant(pieces: list[Piece], signalled_at_line: int | None) -> tuple[list[Piece], bool]:
     """The pieces of the last launch, up to a signal that somebody sent; and whether there was one."""
     up = False

@@ -68,7 +68,10 @@ _ASKED: Final = re.compile(r'"POST /(?:generate|v1/(?:chat/)?completions)\S* HTT
 _BATCH: Final = re.compile(r"(?:Decode|Prefill) batch")
 
 _TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\)")
-_FRAME: Final = re.compile(r'^\s+File "([^"]+)", line \d+(?:, in (.+))?$')
+#: Stacks of machine code, which torch prints of a crash, are written in the same way.
+_FRAME: Final = re.compile(
+    r'^\s+File "((?!(?:<unknown>|[^"]*\.(?:c|cc|cpp|cxx|cu|h|hpp|inc|S))")[^"]+)", line \d+(?:, in (.+))?$'
+)
 _CHAINED: Final = re.compile(r"above exception, another exception occurred|direct cause of the following exception")
 #: An exception's line, by its name alone.
 _BY_NAME: Final = re.compile(

@@ -41,10 +41,10 @@ class Guard:
     """The starter's end: a guard that waits for a server to be started with ``environment``."""
 
     def __init__(self, *, env: Mapping[str, str], at_end: Sequence[str]) -> None:
-        self._token = secrets.token_hex(16)
-        self.environment = {**env, VARIABLE: self._token}
+        self.token = secrets.token_hex(16)
+        self.environment = {**env, VARIABLE: self.token}
         self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, self._token],
+            [sys.executable, "-I", "-S", __file__, self.token],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -73,11 +73,11 @@ class Guard:
             self._popen.wait(timeout=DISMISS_WAIT_S)
 
 
-def members(leader: int | None, token: str) -> set[int]:
+def members(leader: int | None, token: str | None) -> set[int]:
     """Return what lives of the leader's session and of the token's bearers, descendants that left both included."""
     parents: dict[int, int] = {}
     found: set[int] = set()
-    mark = f"{VARIABLE}={token}".encode()
+    mark = None if token is None else f"{VARIABLE}={token}".encode()
     for name in os.listdir("/proc"):  # noqa: PTH208 (no objects: a thousand names, ten times a second)
         if not name.isdigit():
             continue
@@ -102,8 +102,10 @@ def members(leader: int | None, token: str) -> set[int]:
     return family
 
 
-def bears(pid: int, mark: bytes) -> bool:
+def bears(pid: int, mark: bytes | None) -> bool:
     """Whether the process was started with this variable; another user's can't be asked."""
+    if mark is None:
+        return False
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
             return mark in file.read().split(b"\0")

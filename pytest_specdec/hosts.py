@@ -23,8 +23,8 @@ from typing import Final, Protocol
 
 import psutil
 
+from pytest_specdec import guard
 from pytest_specdec.errors import HostError
-from pytest_specdec.guard import Guard
 
 #: What a command must not inherit: variables of the test run itself, and the switches with which SGLang's own CI
 #: makes it check more and run slower (12 % of throughput in one report). A spec may still set any of them.
@@ -110,9 +110,10 @@ _live: dict[int, LocalProcess] = {}
 class LocalProcess:
     """A process group on this machine: a session of its own, so that its members can be found by its id."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], *, guard: Guard | None) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], *, guarded_by: guard.Guard | None) -> None:
         self._popen = popen
-        self._guard = guard
+        self._guard = guarded_by
+        self._token = None if guarded_by is None else guarded_by.token
         self._owner = os.getpid()
         self._gone = False
         # Members are remembered with their start times: an id alone may have been given to another process.
@@ -129,30 +130,17 @@ class LocalProcess:
         return self._popen.poll()
 
     def members(self) -> tuple[int, ...]:
-        """Return the ids of living processes of the session, and of descendants seen before that left it."""
+        """Return the ids of living processes of the session, and of whatever else it started, daemons too."""
         if self._gone:
             return ()
         leader_runs = self.poll() is None
-        self._look(leader_runs=leader_runs)
+        for pid in guard.members(self.pid, self._token):
+            with contextlib.suppress(psutil.Error):
+                self._seen[pid] = psutil.Process(pid).create_time()
         alive = tuple(sorted(pid for pid, started in self._seen.items() if _is_alive(pid, started)))
         # From here on the numbers may be given to strangers.
         self._gone = not alive and not leader_runs
         return alive
-
-    def _look(self, *, leader_runs: bool) -> None:
-        # A leader that was waited for has no children, and its number may be someone else's by now.
-        if leader_runs:
-            with contextlib.suppress(psutil.Error):
-                for child in psutil.Process(self.pid).children(recursive=True):
-                    self._remember(child)
-        for pid in psutil.pids():
-            with contextlib.suppress(psutil.Error, OSError):
-                if os.getsid(pid) == self.pid:
-                    self._remember(psutil.Process(pid))
-
-    def _remember(self, process: psutil.Process) -> None:
-        with contextlib.suppress(psutil.Error):
-            self._seen[process.pid] = process.create_time()
 
     def signal(self, number: int) -> None:
         """Signal the group at once, then members that are outside of it."""
@@ -271,13 +259,13 @@ class LocalHost:
         """Start a session of its own, with its output in the log, whose directory is made."""
         # Before the start, so that no signal finds a server and no handler, or no guard.
         heed_term()
-        guard = Guard(env=env, at_end=at_end) if self._guarded else None
+        watcher = guard.Guard(env=env, at_end=at_end) if self._guarded else None
         try:
             log_path.parent.mkdir(parents=True, exist_ok=True)
             with log_path.open("ab") as log:
                 popen = subprocess.Popen(
                     list(argv),
-                    env=dict(env) if guard is None else guard.environment,
+                    env=dict(env) if watcher is None else watcher.environment,
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -285,12 +273,12 @@ class LocalHost:
                     start_new_session=True,
                 )
         except OSError as error:
-            if guard is not None:
-                guard.dismiss()
+            if watcher is not None:
+                watcher.dismiss()
             raise HostError(f"{self.name}: {argv[0]} can't be started: {error}") from None
-        if guard is not None:
-            guard.watch(popen.pid)
-        return LocalProcess(popen, guard=guard)
+        if watcher is not None:
+            watcher.watch(popen.pid)
+        return LocalProcess(popen, guarded_by=watcher)
 
     def free_port(self) -> int:
         """Return a port that was free a moment ago, and that was not given out before."""

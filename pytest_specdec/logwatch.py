@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -51,7 +52,10 @@ _HARMLESS: Final = re.compile(
     r"|Fail to set RLIMIT_NOFILE"
 )
 _TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\)")
-_FRAME: Final = re.compile(r'^\s+File "[^"]+", line \d+')
+#: Not those of the interpreter's dump of a crash (no comma before "in"), nor of machine code.
+_FRAME: Final = re.compile(
+    r'^\s+File "(?!<unknown>|[^"]*\.(?:c|cc|cpp|cxx|cu|h|hpp|inc|S)")[^"]+", line \d+(?:, in .+)?$'
+)
 #: An exception's line, by its name alone.
 _EXCEPTION: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception|Exit|Interrupt|NotFound)(?::.*)?$")
 #: The line below the frames of a traceback is the exception's, whatever its name.
@@ -62,7 +66,7 @@ _ALONE: Final = re.compile(
     r"^[\w. -]+: error: |error while attempting to bind|crashed with exit code|died during initialization"
     r"|scheduler is dead|^Exit code: -?\d|Watchdog timeout|Watchdog caught collective|watchdog timeout \("
     r"|CUDA out of memory|Not enough memory|terminate called|NCCL error|Capture .*graph failed|Health check failed"
-    r"|cannot open shared object file|No module named|command not found",
+    r"|Fatal Python error|cannot open shared object file|No module named|command not found",
     re.IGNORECASE,
 )
 #: Ended by SIGTERM: as a rule by whoever stopped the server, after the cause.
@@ -103,7 +107,7 @@ class LogWatch:
 
     ``phase`` is the last one seen, ``ready`` whether SGLang said so, ``bar`` the last step of a progress bar in this
     phase. ``bind_error`` and ``dying`` are the first lines that say so, None before. ``size`` is how many bytes were
-    read, or are passed over at the start.
+    read, or are passed over at the start. ``trouble`` asks why the log can't grow, and gets None where it can.
     """
 
     source: Readable
@@ -114,6 +118,7 @@ class LogWatch:
     dying: str | None = None
     bar: Bar | None = None
     size: int = 0
+    trouble: Callable[[], str | None] = lambda: None
     _rest: str = ""
     _text: str = ""
     _recent: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_LINES))
@@ -195,7 +200,9 @@ def _first_exception(lines: list[str]) -> dict[int, str]:
         told = message(line)
         if _TRACEBACK.search(line):
             done = bool(found) and not _is_chained(lines, number)
-            harmless = bool(_HARMLESS.search(line) or (number and _HARMLESS.search(lines[number - 1])))
+            # Its own line says what it is of; where it stands alone, the line before may.
+            alone = number > 0 and message(line).startswith("Traceback")
+            harmless = bool(_HARMLESS.search(line) or (alone and _HARMLESS.search(lines[number - 1])))
             frame = {}
         elif _FRAME.match(line):
             frame = {number: line.strip(), **_source_of(lines, number)}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_specdec import options
+from pytest_specdec.errors import InfrastructureError
 
 if TYPE_CHECKING:
     from pytest_specdec.owned import OwnedDirectory  # noqa: F401  # named in a stash key
@@ -362,7 +363,10 @@ class _Outcomes:
 
             settings = options.load_settings(self._config)
             document = sessions.merged(self._documents)
-            self._report_path = str(sessions.write_report(settings, document, os.environ))
+            try:
+                self._report_path = str(sessions.write_report(settings, document, os.environ))
+            except InfrastructureError as error:
+                self._report_path = f"not written: {error}"
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not self._collects_only:
             code = self._tally.exit_code(asked_to_measure=self._asked_to_measure)
             if code is not None:

@@ -10,7 +10,7 @@ from pytest_specdec.activity import Activity, Look
 from pytest_specdec.agreement import disagreements, same_model
 from pytest_specdec.client import Generated, ServerInfo
 from pytest_specdec.clock import Clock
-from pytest_specdec.diagnose import exit_meaning, explain
+from pytest_specdec.diagnose import exit_meaning, explain, knows_why
 from pytest_specdec.errors import LaunchError, ServerRequestError
 from pytest_specdec.hosts import Process
 from pytest_specdec.logwatch import LogWatch, last_lines, telling_lines
@@ -32,6 +32,8 @@ _HEALTH_EVERY_S: Final = 1.0
 _HEALTH_TIMEOUT_S: Final = 5.0
 _HEALTHY_FOR_S: Final = 2.0
 _SILENT_FOR_HEALTH_S: Final = 3.0
+#: How long a server may be out of reach that has said it is ready.
+_UNREACHABLE_S: Final = 60.0
 _GENERATION_TIMEOUT_S: Final = 120.0
 #: When a log is silent for so long, the host is asked what moves, and again after as long.
 _LOOK_EVERY_S: Final = 10.0
@@ -69,7 +71,14 @@ def launch_error(spec: ServerSpec, watch: LogWatch, what: str, code: int | None)
     watch.poll()
     lines = [f"{spec.name}: {what}" + ("" if code is None else f" ({exit_meaning(code)})")]
     lines += [f"  phase:     {watch.phase}", f"  command:   {spec.masked_command}", f"  log:       {watch.path}"]
-    lines += [f"  {line}" for line in explain(watch.text, code)]
+    trouble = watch.trouble()
+    if trouble is not None:
+        lines.append(
+            f"  the log can't be written ({trouble}): it may end before the reason, and a server can die of that. "
+            "Free space there, or put it elsewhere with --specdec-report=DIR"
+        )
+    if trouble is None or knows_why(watch.text, code):
+        lines += [f"  {line}" for line in explain(watch.text, code)]
     lines += [f"  | {line}" for line in telling_lines(watch.text)]
     return LaunchError("\n".join(lines), log_path=str(watch.path), exit_code=code)
 
@@ -110,7 +119,8 @@ class Waiting:
     def until_ready(self) -> ServerInfo:
         """Poll process and log, and HTTP beside them."""
         self.byte_at = self.line_at = self.moved_at = self.looked_at = self.began
-        self._counted_at = self._shown_at = self._mentioned_at = self.began
+        self._counted_at = self._mentioned_at = self.began
+        self._shown_at = self.began - _SHOW_EVERY_S
         self._mentioned = self.watch.phase
         # The first request is made while there is time: it loads the HTTP library.
         self.next_health = self.began
@@ -156,7 +166,9 @@ class Waiting:
             self.moved_at = now
 
     def _show(self, now: float) -> None:
-        mention = self.watch.phase != self._mentioned or now - self._mentioned_at >= _MENTION_EVERY_S
+        # That it is ready is said by whoever waits, with where its time went.
+        new_phase = self.watch.phase not in (self._mentioned, "ready")
+        mention = new_phase or now - self._mentioned_at >= _MENTION_EVERY_S
         if not mention and now - self._shown_at < _SHOW_EVERY_S:
             return
         self._shown_at = now
@@ -210,11 +222,13 @@ class Waiting:
             info = self.client.server_info()
         except ServerRequestError as error:
             self.http_said = str(error)
+            self._fail_if_unreachable()
             return None
         if not self._is_ours(info):
             raise self._failure(
                 f"another server answers on port {self.port}: it serves {info.model_path!r} on port {info.port}, "
-                f"not {self.model!r}"
+                f"not {self.model!r}. End it, or wait for another port",
+                explained=False,
             )
         differences = disagreements(self.spec, info)
         if differences:
@@ -230,6 +244,17 @@ class Waiting:
             what = f"the server was ready, but its first generation failed: {error}"
             raise launch_error(self.spec, self.watch, what, code) from None
         return info
+
+    def _fail_if_unreachable(self) -> None:
+        """A server that says it is ready is up: what keeps its answers away stands between it and us."""
+        silent_s = self.clock.monotonic() - self.line_at
+        if self.watch.ready and silent_s >= _UNREACHABLE_S:
+            raise self._failure(
+                f"its log says that it is ready, and for {silent_s:.0f} s nothing could be asked of it: "
+                f"{self.http_said}. Over SSH this is how a host looks whose sshd allows no TCP forwarding "
+                "(AllowTcpForwarding)",
+                explained=False,
+            )
 
     def _is_ours(self, info: ServerInfo) -> bool:
         if info.port not in (None, self.port):
@@ -261,13 +286,13 @@ class Waiting:
     def _last_look(self, now: float) -> str:
         return "" if self.looked is None else f"seen {now - self.looked_at:.0f} s ago: {self.looked.told}; "
 
-    def _failure(self, what: str) -> LaunchError:
-        """Of a server that is still running: the end of its log says what it is about."""
+    def _failure(self, what: str, *, explained: bool = True) -> LaunchError:
+        """Of a server that is still running: the end of its log says what it is about, as does a diagnosis of it."""
         lines = [
             f"{self.spec.name}: {what}",
             f"  command:   {self.spec.masked_command}",
             f"  log:       {self.watch.path}",
-            *(f"  {line}" for line in explain(self.watch.text)),
+            *(f"  {line}" for line in (explain(self.watch.text) if explained else [])),
         ]
         lines += [f"  | {line}" for line in last_lines(self.watch.text)]
         return LaunchError("\n".join(lines), log_path=str(self.watch.path))

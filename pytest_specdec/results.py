@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from pytest_specdec import jsonfile, metrics, stats
-from pytest_specdec.errors import MeasurementError
+from pytest_specdec.errors import InfrastructureError, MeasurementError
 from pytest_specdec.model import (
     Comparison,
     LaunchRecord,
@@ -190,6 +191,18 @@ def launch_json(launch: LaunchRecord) -> dict[str, Any]:
     return row
 
 
+@contextlib.contextmanager
+def kept_in(root: Path) -> Iterator[None]:
+    """Let the system's refusal to write below a report directory be told as what it is, with what would do."""
+    try:
+        yield
+    except OSError as error:
+        raise InfrastructureError(
+            f"{error.filename or root}: what was measured can't be written: {error.strerror or error}. "
+            f"Free space below {root}, or name another place with --specdec-report=DIR"
+        ) from None
+
+
 class Recorder:
     """Writes results below one directory, as early as they are known.
 
@@ -210,11 +223,7 @@ class Recorder:
         return self.root / "logs"
 
     def round_done(self, measurement: Measurement, launch: LaunchRecord, done: Round) -> None:
-        """Append one finished round, warm-up ones too."""
-        if not self._started:
-            self._make_root()
-            self.rounds_path.unlink(missing_ok=True)
-            self._started = True
+        """Append one finished round, warm-up ones too; raises :class:`InfrastructureError` where that can't be."""
         row = {
             "key": measurement.key,
             "node": launch.node,
@@ -223,8 +232,13 @@ class Recorder:
             "accept_histogram": metrics.accept_histogram((done,)),
             "round": dataclasses.asdict(done),
         }
-        with self.rounds_path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, sort_keys=True) + "\n")
+        with kept_in(self.root):
+            if not self._started:
+                self._make_root()
+                self.rounds_path.unlink(missing_ok=True)
+                self._started = True
+            with self.rounds_path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row, sort_keys=True) + "\n")
 
     def _make_root(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
@@ -233,7 +247,8 @@ class Recorder:
             ignored.write_text("# Made by pytest-specdec\n*\n", encoding="utf-8")
 
     def write(self, document: Mapping[str, Any]) -> Path:
-        """Rewrite ``results.json`` whole; returns its path."""
-        self._make_root()
-        jsonfile.write(self.results_path, {"schema_version": RESULTS_SCHEMA_VERSION, **document}, digits=15)
+        """Rewrite ``results.json`` whole; returns its path. Raises as :meth:`round_done` does."""
+        with kept_in(self.root):
+            self._make_root()
+            jsonfile.write(self.results_path, {"schema_version": RESULTS_SCHEMA_VERSION, **document}, digits=15)
         return self.results_path

@@ -73,6 +73,10 @@ class ServedHere:
         self._log.keep()
         return self._log.kept
 
+    def in_use(self) -> contextlib.AbstractContextManager[None]:
+        """Around requests: see :meth:`pytest_specdec.server.RunningServer.in_use`."""
+        return self._running.in_use()
+
     def check_alive(self) -> None:
         """Raise with the reason when it has died."""
         self._running.check_alive()
@@ -112,6 +116,10 @@ class ServedThere:
     def log_path(self) -> Path:
         """Not known: raises :class:`InfrastructureError`."""
         raise InfrastructureError(f"the log of the server at {self.url} is not known here: it was started elsewhere")
+
+    def in_use(self) -> contextlib.AbstractContextManager[None]:
+        """Around requests: nothing, since neither its processes nor its log are known here."""
+        return contextlib.nullcontext()
 
     def check_alive(self) -> None:
         """Raise :class:`LaunchError` when it no longer answers, or another one does."""

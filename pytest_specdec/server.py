@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from pytest_specdec import containers
@@ -12,6 +14,8 @@ from pytest_specdec.client import ServerInfo
 from pytest_specdec.clock import Clock
 from pytest_specdec.errors import LaunchError
 from pytest_specdec.hosts import Host, Process
+from pytest_specdec.in_use import Sentinel
+from pytest_specdec.log_trouble import trouble_of
 from pytest_specdec.logwatch import LogWatch
 from pytest_specdec.progress import Progress
 from pytest_specdec.readiness import DYING_PATIENCE_S, SETTLE_S, ClientFactory, Waiting, exit_within, launch_error
@@ -49,7 +53,15 @@ class RunningServer:
         self.phase_s = phase_s
         self._watch = watch
         self._clock = clock
+        self._sentinel = Sentinel(process, watch, clock, patience_s=DYING_PATIENCE_S)
         self._stopped: StopReport | None = None
+
+    def in_use(self) -> contextlib.AbstractContextManager[None]:
+        """Around requests: ends a server that has said that a part of it died, and shows the log with their errors.
+
+        Nothing else of this object may be used meanwhile.
+        """
+        return self._sentinel.watching()
 
     def check_alive(self) -> None:
         """Raise :class:`LaunchError` with the telling lines of the log when the server has died.
@@ -62,7 +74,12 @@ class RunningServer:
         code = exit_within(self.process, self._clock, DYING_PATIENCE_S if self._watch.dying else SETTLE_S)
         if code is None and self._watch.dying is None:
             return
-        raise launch_error(self.spec, self._watch, "the server died while serving", code)
+        what = (
+            "a part of the server died while serving, and the rest had to be killed"
+            if self._sentinel.ended
+            else ("the server died while serving")
+        )
+        raise launch_error(self.spec, self._watch, what, None if self._sentinel.ended else code)
 
     def stop(self) -> StopReport:
         """End the whole group: SIGTERM, patience, SIGKILL; returns when nothing of it is left."""
@@ -106,7 +123,8 @@ def launch(
     port = host.free_port()
     argv = spec.argv(python, ("--host", "127.0.0.1", "--port", str(port)), home=host.home())
     # A file that is there already tells of an earlier launch.
-    watch = LogWatch(host, log_path, size=len(host.read_from(log_path, 0)))
+    size = len(host.read_from(log_path, 0))
+    watch = LogWatch(host, log_path, size=size, trouble=partial(trouble_of, host, log_path))
     began = clock.monotonic()
     process = containers.start(
         host,

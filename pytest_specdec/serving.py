@@ -313,15 +313,16 @@ class Serving:
                 + (f", accept length {found['accept_length']:.3f}" if "accept_length" in found else "")
             )
 
-        warmup, rounds = bench.measure(
-            served.client,
-            measurement,
-            rounds=planned.rounds,
-            warmup=planned.warmup,
-            flush=served.record.cache_flushed,
-            clock=self._clock,
-            on_round=on_round,
-        )
+        with served.in_use():
+            warmup, rounds = bench.measure(
+                served.client,
+                measurement,
+                rounds=planned.rounds,
+                warmup=planned.warmup,
+                flush=served.record.cache_flushed,
+                clock=self._clock,
+                on_round=on_round,
+            )
         return LaunchRounds(launch=served.record, warmup=warmup, rounds=rounds)
 
     def header(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -354,7 +354,9 @@ class SpecdecSession:
         finally:
             self.judging.write_updates(excluded=self._failed_keys)
             if self._shown:
-                self.write()
+                # The report says so as well.
+                with suppress(InfrastructureError):
+                    self.write()
             self.serving.close()
         return ended
 
@@ -394,11 +396,15 @@ def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def write_report(settings: Settings, document: Mapping[str, Any], environ: Mapping[str, str]) -> Path:
-    """Write ``results.json`` and ``report.html``, and the step summary on GitHub; returns the report's path."""
+    """Write ``results.json`` and ``report.html``, and the step summary on GitHub; returns the report's path.
+
+    Raises :class:`InfrastructureError` where that can't be done.
+    """
     recorder = Recorder(settings.report_dir)
     recorder.write(document)
     path = settings.report_dir / "report.html"
-    path.write_text(report.html(document), encoding="utf-8")
+    with results.kept_in(settings.report_dir):
+        path.write_text(report.html(document), encoding="utf-8")
     step_summary = environ.get("GITHUB_STEP_SUMMARY")
     if step_summary:
         with Path(step_summary).open("a", encoding="utf-8") as file:

@@ -11,6 +11,8 @@ A spec's environment drives it:
 ``FAKE_DIE``           ``start``: exit 1 with a traceback; ``flag``: exit 2 as argparse does;
                        ``generate``: die on the first streamed request; ``hang``: never get ready;
                        ``stubborn``: ignore SIGTERM
+``FAKE_LOAD_S``        seconds between the weights and the ready line, default 0
+``FAKE_READY``         a file that gets the time, in seconds since the epoch, at which the ready line was printed
 ``FAKE_COUNTER``       a file that gets a line for each launch
 ``FAKE_REQUESTS``      a file that gets a line for each POST
 """
@@ -174,12 +176,15 @@ def serve() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if death == "hang":
         threading.Event().wait()
+    time.sleep(float(os.environ.get("FAKE_LOAD_S", "0")))
     log("Load weight end. elapsed=0.05 s, type=Fake, avail mem=63.8 GB, mem usage=15.1 GB.")
     log("KV Cache is allocated. #tokens: 16384, K size: 5.23 GB, V size: 5.23 GB")
     server = ThreadingHTTPServer(("127.0.0.1", int(option("--port") or 0)), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     log(f"INFO:     Uvicorn running on http://127.0.0.1:{option('--port')} (Press CTRL+C to quit)")
     log("The server is fired up and ready to roll!")
+    if "FAKE_READY" in os.environ:
+        Path(os.environ["FAKE_READY"]).write_text(str(time.time()))
     threading.Event().wait()
 
 

@@ -5,6 +5,7 @@ environment drives it:
 
 ``FAKE_MODE``          ``serve`` (default); ``quiet``: serves, but prints neither Uvicorn's nor the ready line;
                        ``usage``: exit 2 as argparse does; ``raise``: exit 1 with a traceback after the weights;
+                       ``half-dead``: loses a part at the second request, and answers nothing from then on;
                        ``hang``: nothing after the weights; ``bind``: the port is taken, and it hangs
 ``FAKE_MODEL``         another model's name for ``/server_info``
 ``FAKE_PIDS``          a file that gets the process ids: its own, then its children's
@@ -55,6 +56,8 @@ def start_children() -> None:
 
 
 class Handler(BaseHTTPRequestHandler):
+    posts = 0
+
     def log_message(self, *_: object) -> None:
         """Keep quiet: the log is SGLang's."""
 
@@ -72,13 +75,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
+        type(self).posts += 1
+        if MODE == "half-dead" and self.posts > 1:
+            log("Subprocess detokenizer (pid=1) crashed with exit code -9. Triggering SIGQUIT for cleanup...")
+            time.sleep(600)
         self.answer({"text": "ok", "output_ids": [1, 2], "meta_info": {"completion_tokens": 2}})
 
 
 def serve() -> None:
     server = HTTPServer(("127.0.0.1", PORT), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    if MODE == "serve":
+    if MODE in ("serve", "half-dead"):
         log(f"INFO:     Uvicorn running on http://127.0.0.1:{PORT} (Press CTRL+C to quit)")
         log("The server is fired up and ready to roll!")
     time.sleep(600)

@@ -291,3 +291,21 @@ def test_simulated_acceptance_is_invalid_by_either_name_and_never_a_baseline(sui
     assert result.ret == 11
     assert f"acceptance is simulated ({name}=2.5)" in result.stdout.str()
     assert not (suite.root / "baselines").exists()
+
+
+@pytest.mark.parametrize("taken", ["rounds.jsonl", "results.json", "report.html"])
+def test_results_that_cannot_be_written_are_told_with_where_and_what_would_do(suite: Suite, taken: str) -> None:
+    suite.write(TEST_B + TEST_B.replace("test_b", "test_b_again"))
+    # A directory where a file is to be written: what a full disk does, for a user with any rights.
+    (suite.root / ".specdec" / taken / "x").mkdir(parents=True)
+
+    result = suite.run("--update-baselines", "--specdec-launches=1")
+
+    text = result.stdout.str()
+    assert f"{taken}" in text
+    assert "what was measured can't be written: Is a directory. Free space below " in text
+    assert "--specdec-report=DIR" in text
+    assert "INTERNALERROR" not in text + result.stderr.str()
+    assert "Traceback" not in text
+    assert result.ret == (0 if taken == "report.html" else 12)
+    assert suite.launches == 1

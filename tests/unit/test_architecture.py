@@ -26,6 +26,7 @@ LAYERS: dict[int, set[str]] = {
         "activity",
         "agreement",
         "launch_history",
+        "log_trouble",
         "logwatch",
         "progress",
         "fingerprint",
@@ -49,7 +50,7 @@ LAYERS: dict[int, set[str]] = {
         "kept",
         "supervisor",
     },
-    3: {"occupancy", "server", "readiness", "stopping", "bench", "preflight"},
+    3: {"occupancy", "server", "readiness", "in_use", "stopping", "bench", "preflight"},
     4: {
         "attach",
         "host_pool",

@@ -23,6 +23,7 @@ class FakeServer:
         self.refused_flush = refused_flush
         self.asked: list[str] = []
         self.loads: list[dict[str, object]] = []
+        self.error: str | None = None
 
     def flush_cache(self) -> None:
         self.asked.append("flush")
@@ -53,7 +54,7 @@ class FakeServer:
         )
         began = clock()
         self.clock.sleep(2.0)
-        return clock() - began, tuple(sample(prompt.id) for prompt in prompts)
+        return clock() - began, tuple(sample(prompt.id, error=self.error) for prompt in prompts)
 
 
 def test_the_cache_is_flushed_before_every_round_and_warm_up_is_kept_apart() -> None:
@@ -87,6 +88,20 @@ def test_a_round_is_handed_on_before_the_next_can_fail() -> None:
         )
 
     assert [(done.index, done.warmup) for done in handed_on] == [(0, True), (0, False)]
+
+
+def test_a_server_that_stops_answering_is_told_with_what_went_wrong_before() -> None:
+    clock = FakeClock()
+    server = FakeServer(clock, refused_flush=2)
+    server.error = "no whole answer within 184 s"
+
+    with pytest.raises(ServerRequestError) as caught:
+        bench.measure(server, measurement("one", "two"), rounds=2, warmup=0, clock=clock, on_round=lambda _: None)
+
+    assert str(caught.value) == (
+        "POST /flush_cache: HTTP 400: requests are running; 2 of 2 requests of the round before had failed, "
+        "the first, p1: no whole answer within 184 s"
+    )
 
 
 def test_a_load_is_what_the_measurement_says_with_its_deadlines() -> None:

@@ -129,6 +129,25 @@ def test_kinds_of_which_there_is_no_case_get_theirs_too(path: Path) -> None:
     assert found.diagnosis != "unknown-failure" or found.category == "unknown"
 
 
+@pytest.mark.parametrize(
+    ("case", "diagnosis"),
+    [
+        ("arch-not-registered", "model-architecture-unsupported"),
+        ("draft-a-whole-model", "draft-class-is-no-head"),
+        ("draft-path-not-there", "draft-not-found"),
+        ("memory-pool-of-one-token", "kv-pool-too-small"),
+        ("scheduler-killed-in-weights", "scheduler-died-during-init"),
+        ("scheduler-segmentation-fault", "scheduler-crashed"),
+        ("serving-detokenizer-killed", "process-killed"),
+        ("serving-segmentation-fault-1", "scheduler-crashed"),
+    ],
+)
+def test_what_a_real_engine_said_gets_its_name(case: str, diagnosis: str) -> None:
+    text = (ROOT / "tests" / "data" / "cases" / "kinds" / f"{case}.txt").read_text(encoding="utf-8")
+
+    assert diagnose(text).diagnosis == diagnosis
+
+
 # ---- which of several exceptions is the cause ----------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_specdec.logwatch import LogWatch, clean, last_lines, message, telling_lines
+from pytest_specdec.logwatch import Bar, LogWatch, clean, last_lines, message, telling_lines
 from tests.fakes.host import FakeHost
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
@@ -53,6 +53,43 @@ def test_each_version_s_lines_tell_the_phase(host: FakeHost, watch: LogWatch, li
     assert watch.poll()
     assert watch.phase == phase
     assert watch.ready == (phase == "ready")
+
+
+@pytest.mark.parametrize(
+    ("line", "bar"),
+    [
+        (
+            "Loading safetensors checkpoint shards:  38% Completed | 9/24 [00:21<00:33,  2.25s/it]",
+            Bar(done=9, total=24),
+        ),
+        ("Loading pt checkpoint shards: 100% Completed | 1/1 [00:00<00:00,  3.2it/s]", Bar(done=1, total=1)),
+        ("Multi-thread loading shards:  50% Completed | 12/24 [00:05<00:05,  2.3it/s]", Bar(done=12, total=24)),
+        ("Loading:   4%|4         | 1/24 [00:02<00:55,  2.42s/it]", Bar(done=1, total=24)),
+        (
+            "Capturing batches (bs=128 avail_mem=12.31 GB):   9%|▊         | 3/35 [00:01<00:12,  2.5it/s]",
+            Bar(done=3, total=35),
+        ),
+        (
+            "Capturing num tokens (num_tokens=64 avail_mem=5.2 GB): 100%|██████████| 58/58 [00:02<?, ?it/s]",
+            Bar(done=58, total=58),
+        ),
+        ("  0%|          | 0/35 [00:00<?, ?it/s]", Bar(done=0, total=35)),
+        ("token usage: 38% | #queue-req: 0, 9/24", None),
+        ("http://host/9/24 [x", None),
+    ],
+)
+def test_a_step_of_a_progress_bar_is_read(host: FakeHost, watch: LogWatch, line: str, bar: Bar | None) -> None:
+    host.write(LOG, f"\r{line}")
+    watch.poll()
+
+    assert watch.bar == bar
+
+
+def test_a_bar_ends_with_its_phase(host: FakeHost, watch: LogWatch) -> None:
+    host.write(LOG, "Load weight begin.\n 50%|#####     | 1/2 [00:00<?, ?it/s]\nLoad weight end.\n")
+    watch.poll()
+
+    assert watch.bar is None
 
 
 def test_a_recorded_healthy_launch_ends_ready_and_not_dying(host: FakeHost, watch: LogWatch) -> None:
@@ -248,6 +285,29 @@ def test_the_telling_lines_hold_the_cause_in_order(name: str, parts: list[str]) 
     assert positions == sorted(positions)
     assert "Received sigquit" not in told
     assert "kill_process_tree" not in told
+
+
+KINDS = Path(__file__).parents[1] / "data" / "cases" / "kinds"
+
+
+def test_the_stacks_of_a_crash_in_machine_code_are_left_out() -> None:
+    told = telling_lines((KINDS / "serving-segmentation-fault-1.txt").read_text(encoding="utf-8"))
+
+    assert told == [
+        "Fatal Python error: Segmentation fault",
+        "Subprocess scheduler_0 (pid=32690) crashed with exit code -11. Triggering SIGQUIT for cleanup...",
+    ]
+
+
+def test_a_harmless_line_before_it_does_not_hide_a_traceback_that_says_whose_it_is() -> None:
+    text = (
+        "[2026-02-03 10:11:19] Ignore import error when loading sglang.srt.models.x: no module y\n"
+        "[2026-02-03 10:11:19] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "model.py", line 9, in load\n'
+        "KeyError: 'a'\n"
+    )
+
+    assert telling_lines(text) == ['File "model.py", line 9, in load', "KeyError: 'a'"]
 
 
 def test_the_first_cause_wins_over_consequences_in_other_ranks() -> None:

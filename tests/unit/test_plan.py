@@ -99,6 +99,33 @@ def test_the_plan_tells_specs_measurements_and_launches() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("costs", "head", "first"),
+    [
+        ({"a": 540.0, "b": 360.0}, "6 launches, about 51 min of loading", "  a: 5 launches of about 9 min; "),
+        (
+            {"a": 10.0},
+            "6 launches, about 50 s of loading for 5 of them, not known for the others",
+            "  a: 5 launches of",
+        ),
+        (
+            {"b": 119.0},
+            "6 launches, about 119 s of loading for 1 of them, not known for the others",
+            "  a: 5 launches; ",
+        ),
+    ],
+)
+def test_the_plan_tells_what_its_launches_cost_as_far_as_it_is_known(
+    costs: dict[str, float], head: str, first: str
+) -> None:
+    plan = build_plan([asks("t1", spec("a")), asks("t2", spec("b", "--tp 2"), workload=None)], lambda _: 5)
+
+    lines = plan.lines(lambda planned: costs.get(planned.name))
+
+    assert lines[0] == f"specdec plan: 2 server specs, 1 measurement, {head}"
+    assert lines[1].startswith(first)
+
+
 def test_an_empty_plan_says_nothing() -> None:
     assert build_plan([], lambda _: 1).lines() == []
 

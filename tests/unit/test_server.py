@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from pytest_specdec import ServerSpec
 from pytest_specdec.errors import LaunchError
+from pytest_specdec.hosts import Completed
 from pytest_specdec.progress import Progress
 from pytest_specdec.server import RunningServer, launch
 from pytest_specdec.stopping import stop_process
-from tests.fakes.host import FakeClient, FakeClock, FakeHost, FakeProcess
+from tests.fakes.host import FakeClient, FakeClock, FakeHost, FakeProcess, told
 
 LOG = Path("/logs/base.log")
 SPEC = ServerSpec("base", "/models/m", args="--tp 2 --api-key hidden", env={"NCCL_ALGO": "Ring"})
@@ -45,7 +47,13 @@ class Scene:
         self.clock.at(moment_s, answer)
 
     def launch(
-        self, spec: ServerSpec = SPEC, *, timeout_s: float = 600, limit_s: float = 3600, **extra_env: str
+        self,
+        spec: ServerSpec = SPEC,
+        *,
+        timeout_s: float = 600,
+        limit_s: float = 3600,
+        expected_s: float | None = None,
+        **extra_env: str,
     ) -> RunningServer:
         return launch(
             self.host,
@@ -58,6 +66,7 @@ class Scene:
             startup_limit_s=limit_s,
             extra_env=extra_env,
             on_progress=self.progress.append,
+            expected_s=expected_s,
         )
 
 
@@ -126,7 +135,6 @@ def test_phases_are_told_as_they_come_and_again_after_a_minute(scene: Scene) -> 
         ("weights", 1),
         ("weights", 61),
         ("kv_cache", 70),
-        ("ready", 71),
     ]
 
 
@@ -150,6 +158,30 @@ def test_a_dead_process_is_noticed_within_a_second_with_all_that_tells_why(scene
     ]
     assert (caught.value.exit_code, caught.value.log_path) == (2, "/logs/base.log")
     assert scene.process.forgotten
+
+
+@pytest.mark.parametrize(
+    ("line", "explained"),
+    [("Load weight begin.", False), ("sglang serve: error: unrecognized arguments: --tpp", True)],
+    ids=["a log that breaks off", "a log that says why"],
+)
+def test_a_log_that_cannot_be_written_is_told_and_no_reason_is_made_up(
+    scene: Scene, line: str, explained: bool
+) -> None:
+    scene.host.answers["sh"] = told(
+        stderr="head: error writing 'standard output': No space left on device\n", returncode=1
+    )
+    scene.says(2.0, line)
+    scene.dies(3.0, -9)
+
+    with pytest.raises(LaunchError) as caught:
+        scene.launch()
+
+    text = str(caught.value)
+    assert "  the log can't be written (No space left on device): it may end before the reason" in text
+    assert "--specdec-report=DIR" in text
+    assert ("diagnosis: " in text) == explained
+    assert line in text
 
 
 def test_what_a_dead_launcher_left_behind_is_ended(scene: Scene) -> None:
@@ -188,12 +220,16 @@ def test_a_port_that_was_taken_meanwhile_fails_at_once(scene: Scene) -> None:
     assert scene.process.signals == [signal.SIGTERM]
 
 
-def test_another_server_on_the_port_is_refused(scene: Scene) -> None:
+def test_another_server_on_the_port_is_refused_and_not_diagnosed_as_a_hang(scene: Scene) -> None:
     scene.client.model = "/models/other"
     scene.says(1.0, READY)
 
-    with pytest.raises(LaunchError, match=r"another server answers on port 20001: it serves '/models/other' on port "):
+    with pytest.raises(
+        LaunchError, match=r"another server answers on port 20001: it serves '/models/other' on port "
+    ) as caught:
         scene.launch()
+
+    assert "diagnosis" not in str(caught.value)
 
     assert scene.process.signals == [signal.SIGTERM]
 
@@ -298,6 +334,108 @@ def test_no_progress_ends_the_wait_saying_what_was_awaited(scene: Scene) -> None
         "NCCL_P2P_DISABLE=1, --disable-custom-all-reduce.\n"
         "  | [2026-01-02 12:22:57] Load weight begin. avail mem=79.00 GB"
     )
+
+
+READING = """\
+/proc/4242/stat:4242 (python) S 1 1 1 0 -1 0 0 0 0 0 {ticks} 0 0 0 20 0 1 0 77 0 0
+/proc/4242/io:rchar: {read}
+/proc/4242/status:RssAnon:\t 100 kB
+"""
+
+
+def reads(scene: Scene, *, bytes_per_s: float) -> None:
+    """The server's process reads at this speed, and spins at full."""
+
+    def proc(_argv: Sequence[str]) -> Completed:
+        return told(READING.format(ticks=round(scene.clock.now * 100), read=round(scene.clock.now * bytes_per_s)))
+
+    scene.host.answers["sh"] = proc
+
+
+def test_a_silent_load_that_reads_is_not_ended_before_the_limit(scene: Scene) -> None:
+    reads(scene, bytes_per_s=1e9)
+
+    with pytest.raises(LaunchError, match=r"until 1000 s have passed \(--specdec-startup-limit\)"):
+        scene.launch(timeout_s=60, limit_s=1000)
+
+
+def test_a_hang_that_spins_and_trickles_is_ended_with_all_that_was_seen(scene: Scene) -> None:
+    scene.says(5.0, "Loading safetensors checkpoint shards:  38% Completed | 9/24 [00:21<00:33,  2.25s/it]")
+    scene.says(20.0, "Loading safetensors checkpoint shards:  38% Completed | 9/24 [00:21<00:33,  2.25s/it]")
+    reads(scene, bytes_per_s=20_000)
+
+    with pytest.raises(LaunchError) as caught:
+        scene.launch(timeout_s=60)
+
+    assert scene.clock.now == pytest.approx(65.0, abs=1)
+    assert str(caught.value).splitlines()[0] == (
+        "base: waited for the server to be ready until nothing showed progress for 60 s (--specdec-startup-timeout); "
+        "last phase imports at step 9 of 24, last byte of its log 45 s ago, last progress 60 s ago, seen 0 s ago: "
+        "no compiler, 0.2 MiB read, 0.0 MiB more resident; over HTTP it said nothing"
+    )
+
+
+def test_a_trickle_does_not_add_up_while_the_log_goes_on(scene: Scene) -> None:
+    reads(scene, bytes_per_s=20_000)
+    scene.says(11.0, "a line after the first look")
+    scene.says(400.0, "a line long after it")
+    for second in range(12, 400, 5):
+        scene.says(second, f"shard {second}")
+
+    with pytest.raises(LaunchError, match="nothing showed progress for 30 s"):
+        scene.launch(timeout_s=30)
+
+    assert scene.clock.now == pytest.approx(430.0, abs=1)
+
+
+def test_nothing_is_asked_of_the_host_while_the_log_goes_on(scene: Scene) -> None:
+    for second in range(5, 100, 5):
+        scene.says(second, f"shard {second}")
+    scene.says(100.0, READY)
+
+    scene.launch()
+
+    assert scene.host.commands == []
+
+
+@pytest.mark.parametrize(("cost_s", "reads"), [(0.0, (98, 102)), (0.1, (30, 36)), (1.0, (7, 9))])
+def test_a_log_that_is_dear_to_read_is_read_less_often(scene: Scene, cost_s: float, reads: tuple[int, int]) -> None:
+    host, times = scene.host, []
+
+    class SlowHost(FakeHost):
+        def read_from(self, path: Path, offset: int) -> bytes:
+            times.append(scene.clock.now)
+            scene.clock.now += cost_s
+            return host.read_from(path, offset)
+
+    scene.host = SlowHost(process=scene.process)
+    scene.clock.at(10.0 + cost_s, lambda: host.write(LOG, READY))
+
+    scene.launch()
+
+    assert reads[0] <= len([moment for moment in times if moment <= 10.0]) <= reads[1]
+
+
+def test_a_launch_tells_how_far_it_is_and_where_its_time_went(scene: Scene) -> None:
+    scene.says(2.0, "Load weight begin. avail mem=79.00 GB")
+    scene.says(3.0, "Loading safetensors checkpoint shards:  38% Completed | 9/24 [00:21<00:33,  2.25s/it]")
+    scene.says(5.0, "Load weight end.", "Load weight begin.")
+    scene.says(6.0, "Capture target decode CUDA graph begin.", READY)
+
+    server = scene.launch(expected_s=40.0)
+
+    assert {phase: round(seconds, 1) for phase, seconds in server.phase_s.items()} == {
+        "imports": 2.0,
+        "weights": 4.0,
+        "ready": 0.0,
+    }
+    assert sum(server.phase_s.values()) == pytest.approx(server.ready_s)
+    assert any(
+        line.startswith("base: weights 9/24 after 3.")
+        and line.endswith("; expected 40 s, as its last launch here took")
+        for line in (shown.line for shown in scene.progress)
+    )
+    assert len(scene.progress) <= 2 * 6 + 4
 
 
 def test_progress_bars_keep_a_launch_alive_up_to_the_limit(scene: Scene) -> None:
@@ -465,3 +603,18 @@ def test_a_second_interrupt_while_stopping_kills_the_group() -> None:
         stop_process(process, clock, what="base")
 
     assert process.signals == [signal.SIGTERM, signal.SIGKILL]
+
+
+def test_a_server_that_is_ready_and_out_of_reach_is_told_within_a_minute(scene: Scene) -> None:
+    scene.client.info_error = "GET http://fakehost:20001/server_info: failed: connection closed"
+    scene.says(5.0, READY)
+
+    with pytest.raises(LaunchError) as caught:
+        scene.launch()
+
+    assert scene.clock.now < 70
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith(
+        "base: its log says that it is ready, and for 60 s nothing could be asked of it: GET http://"
+    )
+    assert "AllowTcpForwarding" in first

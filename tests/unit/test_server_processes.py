@@ -16,7 +16,7 @@ import pytest
 from pytest_specdec import ServerSpec
 from pytest_specdec.client import ServerClient
 from pytest_specdec.clock import Clock, SystemClock
-from pytest_specdec.errors import LaunchError
+from pytest_specdec.errors import LaunchError, ServerRequestError
 from pytest_specdec.hosts import LocalHost
 from pytest_specdec.progress import Progress
 from pytest_specdec.server import RunningServer, launch
@@ -63,12 +63,13 @@ def start(tmp_path: Path, python: Path, pids_path: Path) -> Iterator[Callable[..
         clock: Clock | None = None,
         *,
         timeout_s: float = 20,
+        launcher: str = "",
         on_progress: Callable[[Progress], None] = lambda _told: None,
         **env: str,
     ) -> RunningServer:
         server = launch(
             LocalHost(),
-            ServerSpec("fake", "/models/m", env={"FAKE_PIDS": str(pids_path), **env}),
+            ServerSpec("fake", "/models/m", env={"FAKE_PIDS": str(pids_path), **env}, launcher=launcher),
             python=str(python),
             clock=clock or SystemClock(),
             log_path=tmp_path / "logs" / "fake.log",
@@ -201,6 +202,95 @@ def test_children_that_outlive_their_launcher_are_ended(start: Callable[..., Run
     assert living(pids_path) == []
 
 
+#: Programs in front of Python, by what they do: become it; wait for it and pass no signal on; start it as a daemon
+#: and wait beside it.
+LAUNCHERS = {
+    "becomes it": '#!/bin/sh\nexec "$@"\n',
+    "waits and is deaf": f"#!{sys.executable}\n"
+    "import signal, subprocess, sys\n"
+    "child = subprocess.Popen(sys.argv[1:])\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "sys.exit(child.wait())\n",
+    "leaves its session": '#!/bin/sh\nsetsid "$@" &\nwait\n',
+    "makes it a daemon": f"#!{sys.executable}\n"
+    "import os, sys, time\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    if os.fork() == 0:\n"
+    "        os.execvp(sys.argv[1], sys.argv[1:])\n"
+    "    os._exit(0)\n"
+    "time.sleep(600)\n",
+}
+
+
+@pytest.fixture(params=LAUNCHERS)
+def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    path = tmp_path / "launcher"
+    path.write_text(LAUNCHERS[request.param], encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_what_a_launcher_starts_ends_with_it(
+    start: Callable[..., RunningServer], pids_path: Path, launcher: str
+) -> None:
+    server = start(HurriedClock(), timeout_s=600, launcher=launcher, FAKE_STRAY="1")
+    assert len(living(pids_path)) == 3
+
+    server.stop()
+
+    assert living(pids_path) == []
+
+
+def test_what_a_launcher_starts_ends_with_a_killed_process(
+    tmp_path: Path, python: Path, pids_path: Path, launcher: str
+) -> None:
+    words = [sys.executable, "-c", DRIVER, str(python), str(tmp_path / "fake.log"), str(pids_path), "serve", launcher]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as driver:
+        assert driver.stdout is not None
+        while driver.stdout.readline().strip() != "now":
+            assert driver.poll() is None
+        assert len(living(pids_path)) == 2
+
+        driver.kill()
+
+    deadline = time.monotonic() + 10
+    while living(pids_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_server_of_which_a_part_died_is_ended_while_a_request_waits_for_it(
+    start: Callable[..., RunningServer], pids_path: Path
+) -> None:
+    server = start(HurriedClock(), FAKE_MODE="half-dead")
+    began = time.monotonic()
+
+    with pytest.raises(ServerRequestError) as asked, server.in_use():
+        ServerClient(server.url).generate_once("a prompt", max_new_tokens=2, timeout_s=60.0)
+
+    assert time.monotonic() - began < 20
+    first, *shown = str(asked.value).splitlines()
+    assert first.startswith(f"POST {server.url}/generate: failed after ")
+    assert shown[0] == f"  log:       {server.log_path}"
+    assert shown[-1].endswith(
+        "Subprocess detokenizer (pid=1) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
+    )
+    assert living(pids_path) == []
+    with pytest.raises(LaunchError, match="the rest had to be killed\\n") as caught:
+        server.check_alive()
+    assert "diagnosis: process-killed [scheduler_died]" in str(caught.value)
+
+
+def test_a_server_that_is_well_is_left_alone_while_it_is_used(start: Callable[..., RunningServer]) -> None:
+    server = start()
+
+    with server.in_use():
+        assert ServerClient(server.url).generate_once("a prompt", max_new_tokens=2).output_ids == (1, 2)
+
+    server.check_alive()
+
+
 DRIVER = """
 import sys, time
 from pathlib import Path
@@ -209,10 +299,10 @@ from pytest_specdec.client import ServerClient
 from pytest_specdec.clock import SystemClock
 from pytest_specdec.hosts import LocalHost
 from pytest_specdec.server import launch
-python, log_path, pids_path, mode = sys.argv[1:]
+python, log_path, pids_path, mode, *launcher = sys.argv[1:]
 server = launch(
     LocalHost(),
-    ServerSpec("fake", "/models/m", env={"FAKE_PIDS": pids_path, "FAKE_MODE": mode}),
+    ServerSpec("fake", "/models/m", env={"FAKE_PIDS": pids_path, "FAKE_MODE": mode}, launcher=launcher),
     python=python, clock=SystemClock(), log_path=Path(log_path), client_factory=ServerClient,
     startup_timeout_s=60, startup_limit_s=60, extra_env={},
     on_progress=lambda told: print(told.phase == "weights" and mode == "hang" and "now", flush=True),

@@ -208,6 +208,29 @@ def test_silence_ends_it_after_the_lease(start: Callable[..., Supervised]) -> No
     assert job.end_code() == 0
 
 
+@pytest.mark.parametrize("how", ["closed", "asked for", "silence"])
+def test_the_last_command_runs_after_everything_else_has_ended(
+    start: Callable[..., Supervised], tmp_path: Path, how: str
+) -> None:
+    told, pid_path = tmp_path / "told", tmp_path / "pid"
+    script = f"echo $$ >{pid_path}; exec sleep 60"
+    last = ["sh", "-c", f"kill -0 $(cat {pid_path}) 2>/dev/null || echo $A >{told}"]
+    job = start(["sh", "-c", script], at_end=last, env={**os.environ, "A": "b"}, lease_s=1 if how == "silence" else 60)
+    job.state()
+    deadline = time.monotonic() + WAIT_S
+    while not pid_path.exists() or not pid_path.read_text():
+        assert time.monotonic() < deadline
+    assert not told.exists()
+
+    if how == "closed":
+        job.hang_up()
+    elif how == "asked for":
+        job.say("end")
+
+    assert job.end_code() == 0
+    assert told.read_text() == "b\n"
+
+
 def test_a_heartbeat_renews_the_lease(start: Callable[..., Supervised]) -> None:
     job = start(SLEEP, lease_s=1)
     job.state()
