@@ -193,7 +193,9 @@ class LeasedProcess:
         with self._lock:
             self._given_back = True
             self._channel.say("end")
-            self._channel.close(patience_s=patience_s)
+            # Open until then: a carrier would end before its supervisor does.
+            self._channel.wait_for_end(patience_s)
+            self._channel.close()
 
     def keep(self, *, lease_s: float, path: str, record: Mapping[str, Any]) -> None:
         """Leave it up without a holder, for ``lease_s`` seconds, with a record of it at a path of the host.

@@ -41,8 +41,8 @@ class Wire(Protocol):
     def read(self) -> bytes:
         """Return what has come."""
 
-    def close(self, *, patience_s: float = 0.0) -> None:
-        """Let the other side meet the end, and let go of it after ``patience_s`` seconds at most."""
+    def close(self) -> None:
+        """Let the other side meet the end, and let go of it."""
 
 
 class Transport(Protocol):
@@ -129,6 +129,13 @@ class Channel:
         """Wait for the first state."""
         return self.wait_for(lambda _state: True, timeout_s)
 
+    def wait_for_end(self, timeout_s: float) -> None:
+        """Wait until the supervisor lets go of the channel, or for that many seconds."""
+        deadline = self._clock.monotonic() + timeout_s
+        while self.is_up and self._clock.monotonic() < deadline:
+            self.listen()
+            self._clock.sleep(_POLL_S)
+
     def ask(self, line: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Say a line and wait for the state that answers it; raises :class:`HostError` with the reason why not."""
         self.say(line)
@@ -158,6 +165,6 @@ class Channel:
         """The last line that is no state: of ssh, or of Python on the host."""
         return self._reason(self._said + self._rest.decode(errors="replace"))
 
-    def close(self, *, patience_s: float = 0.0) -> None:
+    def close(self) -> None:
         """Let the supervisor meet the end of the channel."""
-        self.wire.close(patience_s=patience_s)
+        self.wire.close()

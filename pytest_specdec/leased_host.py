@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 from pytest_specdec.clock import Clock, SystemClock
 from pytest_specdec.errors import HostError
@@ -16,14 +15,11 @@ from pytest_specdec.hosts import LocalHost, heed_term, leave_term_alone
 from pytest_specdec.lease import LeasedProcess, Leases, Terms, job_of, renew_kept
 from pytest_specdec.lease_channel import BOOTSTRAP
 
-_POLL_S: Final = 0.02
-
 
 class PipeWire:
     """A child process of this one, with a pipe to either side; whatever ends this process closes them."""
 
-    def __init__(self, python: str, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, python: str) -> None:
         try:
             self._popen = subprocess.Popen(
                 [python, "-I", "-S", "-c", BOOTSTRAP],
@@ -65,13 +61,12 @@ class PipeWire:
         """Return what has come."""
         return b"" if self._from.closed else self._from.read() or b""
 
-    def close(self, *, patience_s: float = 0.0) -> None:
+    def close(self) -> None:
         """Let the other side meet the end. A supervisor ends in its own time: it may have a server to end, or keep."""
         with contextlib.suppress(BrokenPipeError):
             self._to.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(timeout=patience_s)
         self._from.close()
+        self._popen.poll()
         # Its end is not waited for any more, whichever it is: Python would warn of a child that still runs.
         self._popen.returncode = self._popen.returncode or 0
 
@@ -81,15 +76,12 @@ class PipeTransport:
 
     direct = True
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
     def ensure(self) -> None:
         """Nothing is needed."""
 
     def open(self, python: str) -> PipeWire:
         """Start a Python here."""
-        return PipeWire(python, self._clock)
+        return PipeWire(python)
 
     def reason(self, said: str) -> str:
         """Return the last line."""
@@ -106,7 +98,7 @@ class LeasedLocalHost(LocalHost):
         super().__init__()
         self._clock = clock or SystemClock()
         self._lease_s = lease_s
-        self._transport = PipeTransport(self._clock)
+        self._transport = PipeTransport()
         self._leases = Leases(name=self.name, lease_s=lease_s, on_exit=self.close)
 
     def spawn(

@@ -136,6 +136,9 @@ class ServerPool:
         for one in wanted:
             try:
                 rounds = self._measure(served, one)
+                if _lost_requests(rounds):
+                    # No request follows the last round, which a dead server would have refused.
+                    served.check_alive()
             except SpecdecError as error:
                 taken.errors[one.measurement.key] = error
                 died = _death_of(served)
@@ -165,6 +168,10 @@ class ServerPool:
             key = one.measurement.key
             if len(taken.rounds.get(key, [])) < one.launches:
                 taken.errors.setdefault(key, error)
+
+
+def _lost_requests(launch: LaunchRounds) -> bool:
+    return any(sample.error is not None for done in launch.rounds for sample in done.requests)
 
 
 def _death_of(served: Served) -> LaunchError | None:

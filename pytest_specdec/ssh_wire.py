@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Final
 
 from pytest_specdec.clock import Clock
 from pytest_specdec.hosts import LocalHost, Process
 from pytest_specdec.lease_channel import BOOTSTRAP
 from pytest_specdec.ssh_connection import Feed, SshConnection, end_local, last_words
-
-_POLL_S: Final = 0.02
 
 
 class SshWire:
@@ -47,12 +44,9 @@ class SshWire:
         self._size += len(new)
         return new
 
-    def close(self, *, patience_s: float = 0.0) -> None:
-        """Let the other side meet the end, and end ssh when it does not end by itself."""
+    def close(self) -> None:
+        """Let the other side meet the end, and end ssh."""
         self._feed.close()
-        deadline = self._clock.monotonic() + patience_s
-        while self.is_up and self._clock.monotonic() < deadline:
-            self._clock.sleep(_POLL_S)
         end_local(self._ssh, self._clock)
         self._log_path.unlink(missing_ok=True)
 

@@ -30,6 +30,8 @@ DETOKENIZER = "sglang::detokenizer"
 #: What a request of these tests is waited for, beside a second for each of its tokens, instead of two minutes.
 PATIENCE_S = 2.0
 OUTPUT_TOKENS = 16
+#: Of the client's clock: each answer takes four readings at the least, and one for each piece it comes in.
+_IN_THE_FIRST_ROUND = 12
 Inject = Callable[[Process], None]
 
 
@@ -255,14 +257,14 @@ class Engine:
         measurement: Measurement | None = None,
         rounds: int = 2,
     ) -> tuple[list[Round], Reported | None]:
-        """Measure as the pool does, with a fault in the second answer; return the rounds that ended.
+        """Measure as the pool does, with a fault in the first round; return the rounds that ended.
 
         Beside them is what the user is told, None where every round was measured.
         """
         if measurement is None:
             measurement = Measurement(spec=running.spec, workload=load_workload("smoke"), output_tokens=OUTPUT_TOKENS)
         planned = PlannedMeasurement(measurement=measurement, rounds=rounds, warmup=0, launches=1)
-        clock = FaultyClock(inject, at_reading=OUTPUT_TOKENS + 14)
+        clock = FaultyClock(inject, at_reading=_IN_THE_FIRST_ROUND)
         ended: list[Round] = []
 
         def measure(served: Served, planned: PlannedMeasurement) -> LaunchRounds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,18 +14,22 @@ from pathlib import Path
 
 import pytest
 
-from pytest_specdec import kept
+from pytest_specdec import containers, kept
+from pytest_specdec.clock import SystemClock
+from pytest_specdec.containers import ContainerProcess
 from pytest_specdec.errors import HostError
 from pytest_specdec.kept import Identity, KeptServer, LeasingHost
 from pytest_specdec.lease import LeasedProcess
 from pytest_specdec.leased_host import LeasedLocalHost
+from pytest_specdec.stopping import stop_process
 from tests.hosts.sshd import Sshd
+from tests.hosts.test_containers import Docker, docker
 from tests.hosts.test_session_over_ssh import gpu_box, gpu_suite, laptop, on_path
 from tests.hosts.waiting import is_alive, wait_until
 from tests.plugin.conftest import Suite
 from tests.plugin.test_life_cycle import servers_of
 
-__all__ = ["gpu_box", "laptop"]
+__all__ = ["docker", "gpu_box", "laptop"]
 Again = Callable[[], LeasingHost]
 
 
@@ -221,3 +226,60 @@ def command(laptop: Suite, *words: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **on_path(laptop), "PYTEST_SPECDEC_CACHE": str(laptop.root / "cache")}
     line = [sys.executable, "-m", "pytest_specdec.cli", "servers", *words]
     return subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def leave_container(host: LeasingHost, docker: Docker, *, lease_s: float = 30) -> int:
+    """Start a container and keep it."""
+    env = {**host.environ(), **docker.env}
+    process = containers.start(host, docker.words(), launcher=3, env=env, cwd=None, log_path=docker.log)
+    docker.wait_until_up()
+    assert isinstance(process, ContainerProcess)
+    assert isinstance(process.client, LeasedProcess)
+    known = {"port": 1, "log_path": str(docker.log), "started_unix_s": 0.0, "container": process.as_json()}
+    path = kept.directory_on(host) / f"{process.client.token}.json"
+    process.client.keep(lease_s=lease_s, path=str(path), record=kept.record_of(identity(host), **known))
+    return process.pid
+
+
+def test_a_kept_container_is_taken_with_its_client_and_ends_with_it(again: Again, docker: Docker) -> None:
+    pid = leave_container(again(), docker)
+    host = again()
+    server = only(host, pid)
+
+    client = host.adopt(server.token, server.directory)
+    process = containers.taken_over(client, host, server.content["container"], env={**host.environ(), **docker.env})
+
+    assert len(containers.own_pids(process)) > len(client.members())
+    assert stop_process(process, SystemClock(), what="it").how == "term"
+    assert docker.processes() == []
+    kept.await_gone(host, server, clock=SystemClock())
+    assert docker.left() == []
+
+
+def test_a_kept_container_ends_with_its_lease(again: Again, docker: Docker) -> None:
+    host = again()
+    pid = leave_container(host, docker, lease_s=1)
+    server = only(host, pid)
+
+    wait_until(lambda: not docker.processes(), "the lease to run out")
+
+    kept.await_gone(host, server, clock=SystemClock())
+    assert docker.left() == []
+
+
+def test_a_container_whose_supervisor_is_gone_is_ended_too(again: Again, docker: Docker) -> None:
+    host = again()
+    pid = leave_container(host, docker)
+    server = only(host, pid)
+    for doomed in (server.content["supervisor"], pid):
+        # The client too would pass a signal on.
+        os.kill(doomed, signal.SIGSTOP if doomed == pid else signal.SIGKILL)
+    wait_until(lambda: only(host, pid).state == "orphaned", "the kill")
+    # The stand-in is not on everybody's PATH.
+    control = ["env", *(f"{name}={value}" for name, value in docker.env.items()), "docker"]
+    content = {**server.content, "container": {**server.content["container"], "control": control}}
+
+    kept.end_orphan(host, dataclasses.replace(only(host, pid), content=content))
+
+    wait_until(lambda: not docker.processes(), "the container to end")
+    assert docker.left() == []

@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -30,21 +32,38 @@ def laptop(pytester: pytest.Pytester, tmp_path_factory: pytest.TempPathFactory) 
     return Suite(pytester)
 
 
-@pytest.fixture
-def gpu_box(laptop: Suite, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]  # noqa: ANN201  # a generator of Sshd
-    tools = tmp_path_factory.mktemp("tools")
+def make_box(directory: Path) -> Sshd:
+    """A GPU host with a driver, and with a cache, and so a lock, of its own."""
+    tools = directory / "tools"
+    tools.mkdir()
     (tools / "nvidia-smi").write_text(NVIDIA_SMI)
     (tools / "nvidia-smi").chmod(0o755)
     # A login shell sets PATH from start-up files; this one stands for a user whose files know the tools.
     shell = tools / "shell"
     shell.write_text(f'#!/bin/sh\nexport PATH={tools}:$PATH\n[ "$1" = -l ] && shift\nexec /bin/sh "$@"\n')
     shell.chmod(0o755)
-    box = tmp_path_factory.mktemp("box")
-    server = make_sshd(box / "s", f"SetEnv SHELL={shell} PYTEST_SPECDEC_CACHE={box / 'cache'}")
+    server = make_sshd(directory / "s", f"SetEnv SHELL={shell} PYTEST_SPECDEC_CACHE={directory / 'cache'}")
     server.start()
+    return server
+
+
+@pytest.fixture
+def gpu_box(laptop: Suite, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    server = make_box(tmp_path_factory.mktemp("box"))
     ssh = laptop.python.parent / "ssh"
     ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh {" ".join(server.options)} "$@"\n')
     ssh.chmod(0o755)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def second_box(gpu_box: Sshd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """Another one, in the same configuration of the client."""
+    server = make_box(tmp_path_factory.mktemp("second"))
+    config = gpu_box.directory / "config"
+    other = (server.directory / "config").read_text().replace(f"Host {ALIAS}", "Host second-box")
+    config.write_text(config.read_text() + other)
     yield server
     server.stop()
 
@@ -149,10 +168,7 @@ def test_the_lock_goes_with_a_killed_session(laptop: Suite, gpu_box: Sshd) -> No
     wait_for(lambda: HostLocks(lock, "me").whole() is None, deadline_s=12)
 
 
-def test_workers_take_hosts_from_the_pool(laptop: Suite, gpu_box: Sshd) -> None:
-    """Two names of one machine stand for two hosts; its lock is the same, so they take turns."""
-    config = gpu_box.directory / "config"
-    config.write_text(config.read_text().replace(f"Host {ALIAS}", f"Host {ALIAS} second-box"))
+def test_workers_take_hosts_from_the_pool(laptop: Suite, gpu_box: Sshd, second_box: Sshd) -> None:
     laptop.write(
         "GPU = ServerSpec.from_command('one', f'python -m sglang.launch_server --model-path {MODEL}')\n"
         "GPU = GPU.but('one', env=ENV)\n"

@@ -121,7 +121,7 @@ def test_close_ends_what_runs(sshd: Sshd, ssh_to: SshTo, pids_path: Path) -> Non
 def test_a_lost_connection_comes_back_within_the_lease(
     own_sshd: Sshd, ssh_to: SshTo, pids_path: Path, how: str
 ) -> None:
-    host = ssh_to(own_sshd, lease_s=2)
+    host = ssh_to(own_sshd, lease_s=6)
     process = start(host, pids_path)
     lost = process.wire
 
@@ -132,7 +132,7 @@ def test_a_lost_connection_comes_back_within_the_lease(
 
     wait_until(lambda: process.wire is not lost, "the lease to be taken up again")
     # Longer than the lease: it is renewed.
-    time.sleep(2.5)
+    time.sleep(6.5)
     assert len(living(pids_path)) == 3
     assert (process.poll(), process.ending) == (None, None)
     assert sorted(process.members()) == sorted(living(pids_path))

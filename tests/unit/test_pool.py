@@ -11,6 +11,7 @@ from pytest_specdec.model import LaunchRecord, LaunchRounds, Measurement, Worklo
 from pytest_specdec.plan import PlannedMeasurement, PlannedTest, build_plan
 from pytest_specdec.pool import Served, ServerPool
 from pytest_specdec.spec import ServerSpec
+from tests.fakes.samples import one_round, sample
 
 CHAT = Workload(name="chat", prompts=(), content_hash="c" * 64)
 A, B = ServerSpec.tiny("a"), ServerSpec.tiny("b", "--tp 2")
@@ -58,6 +59,9 @@ class World:
     fail_start: set[str] = field(default_factory=set)
     fail_measure: set[int] = field(default_factory=set)
     die_measure: set[int] = field(default_factory=set)
+    #: The server dies in the last round, or only requests fail.
+    die_late: set[int] = field(default_factory=set)
+    lose_requests: set[int] = field(default_factory=set)
     #: Names of specs whose servers an earlier session has left up.
     kept: set[str] = field(default_factory=set)
 
@@ -76,7 +80,12 @@ class World:
             raise MeasurementError("connection dropped")
         if concurrency in self.fail_measure:
             raise MeasurementError("no tokens")
-        return LaunchRounds(launch=served.record, warmup=(), rounds=())
+        lost = one_round(sample(error="the connection ended"))
+        if concurrency in self.die_late:
+            assert isinstance(served, FakeServed)
+            served.dead = True
+        rounds = (lost,) if concurrency in self.die_late | self.lose_requests else ()
+        return LaunchRounds(launch=served.record, warmup=(), rounds=rounds)
 
     def keep(self, served: Served) -> None:
         self.events.append(f"keep {served.record.spec_name}")
@@ -186,6 +195,18 @@ def test_a_server_that_dies_while_measuring_is_the_reason_for_all_that_is_left()
     pool = world.pool((A, 1), (A, 4), (A, 8))
 
     assert len(pool.measured(want(A, 1))) == 1
+    for concurrency in (4, 8):
+        with pytest.raises(LaunchError, match="a died"):
+            pool.measured(want(A, concurrency))
+
+    assert world.events == ["start a 0", "measure a c1", "measure a c4", "stop a"]
+
+
+def test_a_server_that_died_in_the_last_round_is_the_reason_and_not_its_requests() -> None:
+    world = World(die_late={4}, lose_requests={1})
+    pool = world.pool((A, 1), (A, 4), (A, 8))
+
+    assert len(pool.measured(want(A, 1))) == 1, "requests that fail on a server that lives are judged"
     for concurrency in (4, 8):
         with pytest.raises(LaunchError, match="a died"):
             pool.measured(want(A, concurrency))
