@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 from pytest_specdec import jsonfile, stats
+from pytest_specdec.baseline_reading import At
 from pytest_specdec.errors import BaselineFileError
 from pytest_specdec.metrics import METHOD_VERSION, METRICS
 from pytest_specdec.model import GOODPUT_LIMITS, Direction, RoundsByLaunch
-
-T = TypeVar("T")
 
 SCHEMA_VERSION: Final = 1
 #: Version n to n + 1. The history: 1, the first.
@@ -114,81 +112,6 @@ class Baseline:
     metrics: Mapping[str, MetricBaseline]
 
 
-class _At:
-    """A place in a document, for errors that name it."""
-
-    def __init__(self, path: Path, value: Any, key: str = "") -> None:  # noqa: ANN401  # any JSON value
-        self.path, self.value, self.key = path, value, key
-
-    def fail(self, wanted: str) -> BaselineFileError:
-        return BaselineFileError(
-            f"{self.path}: {self.key or 'the file'}: expected {wanted}, got {self.value!r}; "
-            "correct it, or delete the file and record again with --update-baselines"
-        )
-
-    def object(self, *, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, _At]:
-        if not isinstance(self.value, dict):
-            raise self.fail("an object")
-        known = [*required, *optional]
-        for key in self.value:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f" (did you mean {near[0]!r}?)" if near else ""
-                raise BaselineFileError(f"{self.path}: {self._join(key)}: unknown key{hint}; delete or correct it")
-        for key in required:
-            if key not in self.value:
-                raise BaselineFileError(f"{self.path}: {self._join(key)} is missing; restore it from version control")
-        return {key: _At(self.path, self.value[key], self._join(key)) for key in self.value}
-
-    def _join(self, key: str) -> str:
-        return f"{self.key}.{key}" if self.key else key
-
-    def each(self) -> dict[str, _At]:
-        if not isinstance(self.value, dict):
-            raise self.fail("an object")
-        return {key: _At(self.path, entry, self._join(key)) for key, entry in self.value.items()}
-
-    def text(self) -> str:
-        if not isinstance(self.value, str):
-            raise self.fail("a text")
-        return self.value
-
-    def one_of(self, *choices: str) -> str:
-        if self.value not in choices:
-            raise self.fail(("one of " if len(choices) > 1 else "") + ", ".join(choices))
-        return str(self.value)
-
-    def flag(self) -> bool:
-        if not isinstance(self.value, bool):
-            raise self.fail("true or false")
-        return self.value
-
-    def whole(self, least: int) -> int:
-        if isinstance(self.value, bool) or not isinstance(self.value, int) or self.value < least:
-            raise self.fail(f"a whole number of at least {least}")
-        return self.value
-
-    def moment(self) -> str:
-        try:
-            when = dt.datetime.fromisoformat(self.text().replace("Z", "+00:00"))
-        except ValueError:
-            raise self.fail("a time as 2026-11-29T12:00:00+00:00") from None
-        if when.utcoffset() != dt.timedelta(0):
-            raise self.fail("a time in UTC, as 2026-11-29T12:00:00+00:00")
-        return self.text()
-
-    def number(self, wanted: str, accept: Callable[[float], bool]) -> float:
-        value = self.value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise self.fail(wanted)
-        if not accept(value):
-            raise self.fail(wanted)
-        return float(value)
-
-    def or_none(self, read: Callable[[_At], T]) -> T | None:
-        return None if self.value is None else read(self)
-
-
 _IDENTITY: Final = (
     "model",
     "model_revision",
@@ -211,9 +134,7 @@ _MAY_BE_UNKNOWN: Final = frozenset({"model_revision", "draft", "draft_revision"}
 def read_baseline(path: Path) -> Baseline:
     """Read a baseline file; raises :class:`BaselineFileError` with path, key and remedy."""
     document = jsonfile.migrated(path, jsonfile.read(path), current=SCHEMA_VERSION, migrations=MIGRATIONS)
-    top = _At(path, document).object(
-        required=(jsonfile.VERSION_KEY, "identity", "environment", "provenance", "metrics")
-    )
+    top = At(path, document).object(required=(jsonfile.VERSION_KEY, "identity", "environment", "provenance", "metrics"))
     provenance = _provenance(top["provenance"])
     return Baseline(
         identity=_identity(top["identity"], provenance.source),
@@ -223,7 +144,7 @@ def read_baseline(path: Path) -> Baseline:
     )
 
 
-def _identity(at: _At, source: Source) -> Identity:
+def _identity(at: At, source: Source) -> Identity:
     fields = at.object(required=_IDENTITY, optional=_OPTIONAL)
     for name, field in fields.items():
         if field.value is None and name not in (*_MAY_BE_UNKNOWN, *_MAY_NOT_APPLY) and source != "document":
@@ -232,11 +153,11 @@ def _identity(at: _At, source: Source) -> Identity:
         lambda field: {key: value.or_none(_finite) for key, value in field.each().items()}
     )
     return Identity(
-        model=fields["model"].or_none(_At.text),
-        model_revision=fields["model_revision"].or_none(_At.text),
-        draft=fields["draft"].or_none(_At.text),
-        draft_revision=fields["draft_revision"].or_none(_At.text),
-        workload_hash=fields["workload_hash"].or_none(_At.text),
+        model=fields["model"].or_none(At.text),
+        model_revision=fields["model_revision"].or_none(At.text),
+        draft=fields["draft"].or_none(At.text),
+        draft_revision=fields["draft_revision"].or_none(At.text),
+        workload_hash=fields["workload_hash"].or_none(At.text),
         sampling=sampling,
         output_tokens=fields["output_tokens"].or_none(lambda field: field.whole(2)),
         concurrency=fields["concurrency"].or_none(lambda field: field.whole(1)),
@@ -247,8 +168,8 @@ def _identity(at: _At, source: Source) -> Identity:
     )
 
 
-def _templated(at: _At | None, source: Source) -> bool | None:
-    return _untold(source) if at is None else at.or_none(_At.flag)
+def _templated(at: At | None, source: Source) -> bool | None:
+    return _untold(source) if at is None else at.or_none(At.flag)
 
 
 def _untold(source: Source) -> bool | None:
@@ -256,24 +177,24 @@ def _untold(source: Source) -> bool | None:
     return False if source == "program" else None
 
 
-def _limits(at: _At) -> dict[str, float]:
+def _limits(at: At) -> dict[str, float]:
     limits = at.object(required=(), optional=GOODPUT_LIMITS)
     return {name: _positive(limit) for name, limit in limits.items()}
 
 
-def _provenance(at: _At) -> Provenance:
+def _provenance(at: At) -> Provenance:
     fields = at.object(required=("source", "recorded_at", "git_commit", "command"), optional=("note",))
     source: Source = "document" if fields["source"].one_of("program", "document") == "document" else "program"
     return Provenance(
         source=source,
-        recorded_at=fields["recorded_at"].or_none(_At.moment),
-        git_commit=fields["git_commit"].or_none(_At.text),
-        command=fields["command"].or_none(_At.text),
-        note=fields["note"].or_none(_At.text) if "note" in fields else None,
+        recorded_at=fields["recorded_at"].or_none(At.moment),
+        git_commit=fields["git_commit"].or_none(At.text),
+        command=fields["command"].or_none(At.text),
+        note=fields["note"].or_none(At.text) if "note" in fields else None,
     )
 
 
-def _metric(name: str, at: _At) -> MetricBaseline:
+def _metric(name: str, at: At) -> MetricBaseline:
     if name not in METRICS:
         near = difflib.get_close_matches(name, METRICS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -291,7 +212,7 @@ def _metric(name: str, at: _At) -> MetricBaseline:
         tolerance=fields["tolerance"].number("a number of at least 0 and below 1", lambda value: 0 <= value < 1),
         floor=fields["floor"].or_none(_positive) if "floor" in fields else None,
         launches=_launches(fields["launches"]),
-        note=fields["note"].or_none(_At.text) if "note" in fields else None,
+        note=fields["note"].or_none(At.text) if "note" in fields else None,
     )
     for derived in ("sd_within", "sd_between"):
         if derived in fields:
@@ -301,7 +222,7 @@ def _metric(name: str, at: _At) -> MetricBaseline:
     return metric
 
 
-def _check_mean(at: _At, derived: float | None) -> None:
+def _check_mean(at: At, derived: float | None) -> None:
     """Refuse a mean that was edited: the rounds are what is judged by, and it would look as if it were this."""
     if derived is None:
         raise at.fail("no mean beside empty launches (set a floor to hold a metric to a number)")
@@ -309,20 +230,20 @@ def _check_mean(at: _At, derived: float | None) -> None:
         raise at.fail(f"{derived:.6g}, which follows from the launches")
 
 
-def _finite(at: _At) -> float:
+def _finite(at: At) -> float:
     number = at.number("a number or null", lambda _: True)
     return at.value if isinstance(at.value, int) else number  # a seed keeps all its digits
 
 
-def _positive(at: _At) -> float:
+def _positive(at: At) -> float:
     return at.number("a number above 0", lambda value: value > 0)
 
 
-def _launches(at: _At) -> RoundsByLaunch:
+def _launches(at: At) -> RoundsByLaunch:
     if not isinstance(at.value, list) or not all(isinstance(launch, list) and launch for launch in at.value):
         raise at.fail("a list of launches, each a list of rounds that is not empty")
     return tuple(
-        tuple(_positive(_At(at.path, value, f"{at.key}[{i}][{j}]")) for j, value in enumerate(launch))
+        tuple(_positive(At(at.path, value, f"{at.key}[{i}][{j}]")) for j, value in enumerate(launch))
         for i, launch in enumerate(at.value)
     )
 

@@ -38,6 +38,7 @@ LAYERS: dict[int, set[str]] = {
     },
     2: {
         "baseline_admin",
+        "baseline_reading",
         "baseline_store",
         "compare",
         "report",
