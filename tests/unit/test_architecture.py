@@ -15,7 +15,24 @@ PACKAGE = Path(pytest_specdec.__file__).parent
 
 LAYERS: dict[int, set[str]] = {
     0: {"errors", "host_locks", "commandline", "flags", "flag_probe", "guard", "spec", "model"},
-    1: {"stats", "metrics", "validity", "settings", "jsonfile", "workloads", "clock", "hosts", "renames"},
+    1: {
+        "stats",
+        "quantiles",
+        "noise",
+        "sequential",
+        "detectable",
+        "floors",
+        "decide",
+        "paired",
+        "metrics",
+        "validity",
+        "settings",
+        "jsonfile",
+        "workloads",
+        "clock",
+        "hosts",
+        "renames",
+    },
     2: {
         "baseline_store",
         "compare",
@@ -128,7 +145,19 @@ def test_there_are_no_import_cycles() -> None:
 
 
 def test_importing_the_plugin_loads_neither_torch_nor_an_http_library() -> None:
-    heavy = ["torch", "requests", "urllib3", "httpx", "aiohttp", "http.client", "asyncio", "jinja2", "numpy", "sglang"]
+    heavy = [
+        "torch",
+        "requests",
+        "urllib3",
+        "httpx",
+        "aiohttp",
+        "http.client",
+        "asyncio",
+        "jinja2",
+        "numpy",
+        "scipy",
+        "sglang",
+    ]
     code = (
         "import sys, pytest; before = set(sys.modules); import pytest_specdec.plugin; "
         f"print([m for m in {heavy!r} if m in sys.modules and m not in before])"
