@@ -228,21 +228,24 @@ def decide_all(
         return []
     first = dataclasses.replace(rule, error=holm_level(rule.error, total))
     promised = [_promised(gate, judged, first) for gate, judged in cases]
-    decisions: list[Decision] = []
+    decisions: list[Decision | None] = [None] * len(cases)
     rejected = called
     while True:
         step = dataclasses.replace(rule, error=holm_level(rule.error, total, rejected))
-        decisions = [
-            decide(gate, judged, step, detectable=seen) for (gate, judged), seen in zip(cases, promised, strict=True)
-        ]
-        # A floor lies outside the budget: what breaks it alone gives no other metric more room.
-        now = called + sum(
-            decision.verdict is Verdict.REGRESSION and decision.low is not None and decision.low > 0
-            for decision in decisions
-        )
+        for i, (gate, judged) in enumerate(cases):
+            before = decisions[i]
+            if before is None or not _spends(before):
+                decisions[i] = decide(gate, judged, step, detectable=promised[i])
+        done = [decision for decision in decisions if decision is not None]
+        now = called + sum(map(_spends, done))
         if now in (rejected, total):
-            return decisions
+            return done
         rejected = now
+
+
+def _spends(decision: Decision) -> bool:
+    """Whether a call rests on the budget. What breaks a floor alone gives no other metric more room."""
+    return decision.verdict is Verdict.REGRESSION and decision.low is not None and decision.low > 0
 
 
 def _promised(gate: Gate, judged: Sequence[Sequence[float]], rule: Rule) -> float | None:

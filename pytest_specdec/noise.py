@@ -245,6 +245,9 @@ def log_mean(launches: Sequence[Sequence[float]]) -> float:
 
 def harmonic_rounds(launches: Sequence[Sequence[float]]) -> float:
     """Return the harmonic mean of rounds a launch: what unequal launches are worth together."""
+    counts = {len(launch) for launch in launches}
+    if len(counts) == 1:
+        return float(counts.pop())  # without the last digit that a sum can add
     return len(launches) / math.fsum(1 / len(launch) for launch in launches)
 
 
