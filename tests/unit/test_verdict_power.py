@@ -56,4 +56,4 @@ def test_a_quick_run_prints_its_tables(capsys: pytest.CaptureFixture[str]) -> No
     printed = capsys.readouterr().out
     assert "mean within 5 %" in printed
     assert "false alarms at the 95th percentile of baselines" in printed
-    assert "5 recorded, 3 judged: 5.89% (expected 5.9%)" in printed
+    assert "5 recorded, 3 judged: 5.89% (expected 5.9 %)" in printed
