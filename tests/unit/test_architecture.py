@@ -18,6 +18,13 @@ LAYERS: dict[int, set[str]] = {
     1: {
         "arrivals",
         "stats",
+        "quantiles",
+        "noise",
+        "sequential",
+        "detectable",
+        "floors",
+        "decide",
+        "paired",
         "metrics",
         "validity",
         "validity_run",
@@ -177,7 +184,19 @@ def test_there_are_no_import_cycles() -> None:
 
 
 def test_importing_the_plugin_loads_neither_torch_nor_an_http_library() -> None:
-    heavy = ["torch", "requests", "urllib3", "httpx", "aiohttp", "http.client", "asyncio", "jinja2", "numpy", "sglang"]
+    heavy = [
+        "torch",
+        "requests",
+        "urllib3",
+        "httpx",
+        "aiohttp",
+        "http.client",
+        "asyncio",
+        "jinja2",
+        "numpy",
+        "scipy",
+        "sglang",
+    ]
     code = (
         "import sys, pytest; before = set(sys.modules); import pytest_specdec.plugin; "
         f"print([m for m in {heavy!r} if m in sys.modules and m not in before])"
