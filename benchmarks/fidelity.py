@@ -1,8 +1,9 @@
 """How faithful the load client is: measured against a server that knows what it sent, beside other clients.
 
-Runs our client and a raw reference client (the floor) in turns, and with ``--engine-python`` SGLang's bench_serving
-and send_one_prompt, against one paced server in one session; prints errors against the server's own recorded times,
-CPU, the flat-out ceiling, and each bar with pass or fail. The exit code is 1 when a bar is missed.
+Runs our client and a raw reference client (the floor) in turns, with ``--engine-python`` SGLang's bench_serving and
+send_one_prompt, and with ``--aiperf`` that, against one paced server in one session. Prints errors against the
+server's own recorded times, CPU, the flat-out ceiling, and each bar with pass or fail. The exit code is 1 when a bar
+is missed.
 
     python benchmarks/fidelity.py --engine-python ~/.cache/pytest-specdec/engine-*/bin/python --tokenizer DIR
     python benchmarks/fidelity.py --quick            # a minute, of ours and the reference only
@@ -20,6 +21,7 @@ import select
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,6 +174,33 @@ def send_one(python: Path, url: str) -> Client:
     return run
 
 
+def aiperf(program: Path, tokenizer: Path, url: str) -> Client:
+    """NVIDIA's aiperf on the chat route, with its own figures; how much CPU its processes use it does not tell."""
+
+    def run(concurrency: int, requests: int, output_tokens: int, flat_out: bool) -> Figures:  # noqa: ARG001
+        with tempfile.TemporaryDirectory() as folder:
+            command = [str(program), "profile", "-m", "paced", "--tokenizer", str(tokenizer), "--url", url]
+            command += ["--endpoint-type", "chat", "--streaming", "--use-server-token-count", "--isl", "16"]
+            command += ["--osl", str(output_tokens), "--extra-inputs", "ignore_eos:true", "--random-seed", "1"]
+            command += ["--concurrency", str(concurrency), "--request-count", str(requests), "--ui", "none"]
+            command += ["--no-gpu-telemetry", "--no-server-metrics", "--artifact-dir", folder]
+            # With a hub that is offline it takes no tokenizer from a folder.
+            env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"} | {"HF_HOME": folder}
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=env)
+            if done.returncode != 0:
+                raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+            told = json.loads((Path(folder) / "profile_export_aiperf.json").read_text())
+        tpot_ms = told["inter_token_latency"]["p50"]
+        return Figures(
+            decode_tok_s=1000 / tpot_ms,
+            tpot_ms=tpot_ms,
+            ttft_ms=told["time_to_first_token"]["p50"],
+            output_tok_s=told["output_token_throughput"]["avg"],
+        )
+
+    return run
+
+
 def median_of(runs: Sequence[Run], value: Callable[[Run], float | None]) -> float | None:
     """The median over runs; None when the client does not tell it."""
     values = [told for run in runs if (told := value(run)) is not None]
@@ -305,13 +334,14 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5, help="medians are of that many (default 5)")
     parser.add_argument("--quick", action="store_true", help="one run of few cases")
     parser.add_argument("--engine-python", type=Path, help="the Python that has SGLang, for its own clients")
-    parser.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer, for bench_serving")
+    parser.add_argument("--aiperf", type=Path, help="the aiperf program, where it is installed")
+    parser.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer, for bench_serving and aiperf")
     parser.add_argument("--parts", default="paced,ceiling,cpu", help="which of paced, ceiling, cpu, by comma")
     parser.add_argument("--quiet-below", type=float, default=1.0, help="wait until the load average is below this")
     parser.add_argument("--quiet-patience", type=float, default=0.0, help="for at most that many seconds")
     args = parser.parse_args()
-    if (args.engine_python is None) != (args.tokenizer is None):
-        parser.error("--engine-python and --tokenizer go together: bench_serving needs both")
+    if args.tokenizer is None and (args.engine_python is not None or args.aiperf is not None):
+        parser.error("bench_serving and aiperf need a tokenizer: give --tokenizer a folder that has one")
     parts = args.parts.split(",")
     cases = [(1, 3), (64, 3)] if args.quick else [(c, k) for k in (1, 3) for c in (1, 16, 64)]
     bars = Bars()
@@ -327,7 +357,10 @@ def main() -> int:
             )
         session = Session(server, clients, runs)
         if "paced" in parts:
+            if args.aiperf is not None:
+                clients["aiperf"] = aiperf(args.aiperf, args.tokenizer, server.url)
             paced_table(session, bars, cases)
+            clients.pop("aiperf", None)  # the other parts need its CPU time
             if args.engine_python is not None:
                 show_send_one(server, send_one(args.engine_python, server.url))
         if "ceiling" in parts:
