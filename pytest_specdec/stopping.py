@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pytest_specdec.clock import Clock
-from pytest_specdec.errors import LaunchError
+from pytest_specdec.errors import InfrastructureError, LaunchError
 from pytest_specdec.hosts import Process
 
 _POLL_S: Final = 0.1
@@ -69,9 +69,19 @@ def _gone(process: Process, clock: Clock, patience_s: float) -> bool:
 
 @contextlib.contextmanager
 def ended_on_error(process: Process, clock: Clock, what: str) -> Iterator[None]:
-    """End the group when the block raises anything, an interrupt included."""
+    """End the group when the block raises anything, an interrupt included.
+
+    When the group can't be ended either, both are told: what went wrong first is the reason.
+    """
     try:
         yield
+    except LaunchError as error:
+        try:
+            stop_process(process, clock, what=what)
+        except InfrastructureError as left:
+            both = f"{error}\n  and it could not be ended: {left}"
+            raise LaunchError(both, log_path=error.log_path, exit_code=error.exit_code) from error
+        raise
     except BaseException:
         stop_process(process, clock, what=what)
         raise

@@ -618,3 +618,17 @@ def test_a_server_that_is_ready_and_out_of_reach_is_told_within_a_minute(scene: 
         "base: its log says that it is ready, and for 60 s nothing could be asked of it: GET http://"
     )
     assert "AllowTcpForwarding" in first
+
+
+def test_a_launch_that_failed_and_cannot_be_ended_keeps_its_reason(scene: Scene) -> None:
+    scene.process.fatal = ()
+    scene.says(1.0, "Traceback (most recent call last):", "RuntimeError: no such kernel")
+
+    with pytest.raises(LaunchError) as caught:
+        scene.launch(timeout_s=20)
+
+    told = str(caught.value)
+    assert told.startswith("base: waited for the server to be ready until nothing showed progress for 20 s")
+    assert "RuntimeError: no such kernel" in told
+    assert "and it could not be ended: base: waited 10 s after SIGKILL for processes 4242 to end" in told
+    assert scene.process.signals[:2] == [signal.SIGTERM, signal.SIGKILL]
