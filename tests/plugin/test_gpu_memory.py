@@ -8,10 +8,12 @@ import pytest
 
 from tests.plugin.conftest import TEST_B, Suite
 
-#: The first two answers (preflight, before the launch) and those from the sixth on are of a free GPU.
+#: The first two answers (preflight, before the launch) and those from the sixth on are of a free GPU. What is asked
+#: while rounds run is not counted, and not answered.
 NVIDIA_SMI = """#!/bin/sh
 case "$1" in
 *compute-apps*) ;;
+*clocks_*) exit 2 ;;
 *uuid*)
     echo >>{calls}
     free=97000
