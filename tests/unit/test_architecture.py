@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -142,6 +143,15 @@ def runtime_imports(name: str) -> set[str]:
 
 def test_every_module_has_a_layer() -> None:
     assert sorted(LAYER_OF) == modules()
+
+
+def test_the_page_on_how_it_works_names_every_module_in_its_layer() -> None:
+    page = (PACKAGE.parent / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    rows = {int(layer): row for layer, row in re.findall(r"^\| (\d) \| (.*) \|$", page, re.MULTILINE)}
+
+    missing = {layer: [n for n in sorted(names) if f"`{n}`" not in rows[layer]] for layer, names in LAYERS.items()}
+
+    assert not any(missing.values()), missing
 
 
 @pytest.mark.parametrize("name", sorted(LAYER_OF))
