@@ -14,6 +14,17 @@ from pytest_specdec.hosts import LocalHost
 from pytest_specdec.workloads import load_workload
 
 OUTPUT_TOKENS = 64
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run tests that launch engines themselves when the session's own are gone: an idle one keeps a core busy."""
+
+    def launches_itself(item: pytest.Item) -> bool:
+        return item.path.is_relative_to(HERE) and "sglang_server" not in getattr(item, "fixturenames", ())
+
+    items.sort(key=launches_itself)
 
 
 @pytest.fixture(scope="session")
