@@ -30,7 +30,7 @@ from typing import Any, Final
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.paced import Figures, Paced, Truth, client_core, quiet
+from benchmarks.paced import Figures, Paced, Truth, client_core, wait_for_quiet
 
 _HERE: Final = Path(__file__).parent
 _STEPS: Final = 200
@@ -210,10 +210,11 @@ def median_of(runs: Sequence[Run], value: Callable[[Run], float | None]) -> floa
 class Session:
     """Runs clients in turns and keeps what came of it."""
 
-    def __init__(self, server: Paced, clients: dict[str, Client], runs: int) -> None:
+    def __init__(self, server: Paced, clients: dict[str, Client], runs: int, patience_s: float) -> None:
         self._server = server
         self._clients = clients
         self._runs = runs
+        self._patience_s = patience_s
         self.retaken = 0
 
     def take(
@@ -230,6 +231,7 @@ class Session:
     def _one(self, name: str, pace: dict[str, object], concurrency: int, requests: int, output_tokens: int) -> Run:
         """One run; again when the server itself was late, since something else had its core then."""
         for _ in range(_MOST_RETAKES + 1):
+            wait_for_quiet(self._patience_s)
             self._server.configure(**pace)
             told = self._clients[name](concurrency, requests, output_tokens, bool(pace.get("flat_out")))
             run = Run(told=told, sent=self._server.truth(output_tokens))
@@ -337,15 +339,16 @@ def main() -> int:
     parser.add_argument("--aiperf", type=Path, help="the aiperf program, where it is installed")
     parser.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer, for bench_serving and aiperf")
     parser.add_argument("--parts", default="paced,ceiling,cpu", help="which of paced, ceiling, cpu, by comma")
-    parser.add_argument("--quiet-below", type=float, default=1.0, help="wait until the load average is below this")
-    parser.add_argument("--quiet-patience", type=float, default=0.0, help="for at most that many seconds")
+    parser.add_argument(
+        "--patience", type=float, default=0.0, help="wait up to that many seconds before each run until the cores idle"
+    )
     args = parser.parse_args()
     if args.tokenizer is None and (args.engine_python is not None or args.aiperf is not None):
         parser.error("bench_serving and aiperf need a tokenizer: give --tokenizer a folder that has one")
     parts = args.parts.split(",")
     cases = [(1, 3), (64, 3)] if args.quick else [(c, k) for k in (1, 3) for c in (1, 16, 64)]
     bars = Bars()
-    load = quiet(args.quiet_below, args.quiet_patience)
+    load = os.getloadavg()[0]
     runs = 1 if args.quick else args.runs
     print(f"{os.cpu_count()} cores (server on the first, client on the last), load average {load:.2f}, {runs} runs")
     with contextlib.ExitStack() as stack:
@@ -355,7 +358,7 @@ def main() -> int:
             clients["bench_serving"] = stack.enter_context(
                 bench_serving(args.engine_python, args.tokenizer, server.url)
             )
-        session = Session(server, clients, runs)
+        session = Session(server, clients, runs, args.patience)
         if "paced" in parts:
             if args.aiperf is not None:
                 clients["aiperf"] = aiperf(args.aiperf, args.tokenizer, server.url)

@@ -25,6 +25,8 @@ _HERE: Final = Path(__file__).parent
 _START_TIMEOUT_S: Final = 20.0
 _STOP_TIMEOUT_S: Final = 5.0
 _ADMIN_TIMEOUT_S: Final = 60.0
+_IDLE_FOR_S: Final = 0.7
+_IDLE_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +151,22 @@ def client_core() -> int | None:
     return count - 1 if count > 1 else None
 
 
-def quiet(limit: float, patience_s: float) -> float:
-    """Wait until the machine's load average (1 min) is below ``limit``, at most ``patience_s``; return it."""
+def wait_for_quiet(patience_s: float) -> None:
+    """Wait until the machine's cores are idle for most of a second, at most ``patience_s``."""
     ends = time.monotonic() + patience_s
-    while (load := os.getloadavg()[0]) > limit and time.monotonic() < ends:
-        time.sleep(2.0)
-    return load
+    while time.monotonic() < ends and _idle_share(_IDLE_FOR_S) < _IDLE_SHARE:
+        pass
+
+
+def _idle_share(seconds: float) -> float:
+    """How much of the cores' time nobody used, over the next seconds."""
+
+    def read() -> tuple[int, int]:
+        # user, nice, system, idle, iowait, irq, softirq, steal: in ticks, over all cores.
+        ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        return ticks[3] + ticks[4], sum(ticks)
+
+    idle, all_ = read()
+    time.sleep(seconds)
+    idle_later, all_later = read()
+    return (idle_later - idle) / max(1, all_later - all_)
