@@ -86,20 +86,9 @@ def estimate(launches: RoundsByLaunch) -> float | None:
     None when there is no launch, one has no round, or a round's value is not a finite number above 0: a median
     hides such a round.
     """
-    if not launches or unusable(launches) is not None:
+    if stats.unusable(launches) is not None:
         return None
     return stats.geometric_mean([stats.median(launch) for launch in launches])
-
-
-def unusable(launches: RoundsByLaunch) -> str | None:
-    """Name the first launch or round without a usable value; None when there is none."""
-    for i, launch in enumerate(launches, start=1):
-        if not launch:
-            return f"launch {i} has no value"
-        for j, value in enumerate(launch, start=1):
-            if not math.isfinite(value) or value <= 0:
-                return f"round {j} of launch {i} is {value:g}"
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

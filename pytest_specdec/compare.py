@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from pytest_specdec import jsonfile
-from pytest_specdec.baseline import Identity, MetricBaseline, check_identity, estimate, unusable
+from pytest_specdec import jsonfile, stats
+from pytest_specdec.baseline import Identity, MetricBaseline, check_identity, estimate
 from pytest_specdec.baseline_store import Lookup, default_gate
 from pytest_specdec.metrics import METRICS
 from pytest_specdec.model import Comparison, MetricVerdict, RoundsByLaunch, Verdict, Violation
@@ -105,7 +105,7 @@ def _judge_metric(name: str, launches: RoundsByLaunch | None, lookup: Lookup, *,
     low, high = (None, None) if old is None else old.allowed()
     if value is None:
         required = gate or (old is not None and old.floor is not None)
-        lacking = "it was not measured" if not launches else unusable(launches)
+        lacking = stats.unusable(launches or ())
         verdict = Verdict.INVALID if required else None
         reason = f"{name} has no usable value: {lacking}" if required or launches else "not measured"
     else:

@@ -19,6 +19,7 @@ from pytest_specdec.floors import FloorStanding, floor_standing
 from pytest_specdec.model import Direction, Verdict
 from pytest_specdec.noise import Noise, Prior, harmonic_rounds, log_mean
 from pytest_specdec.sequential import holm_level
+from pytest_specdec.stats import unusable
 
 #: A value that was recorded and read back is rounded to six digits, by half of the last one; that is no change.
 _ROUNDING: Final = 5e-6
@@ -82,9 +83,9 @@ def decide(gate: Gate, judged: Sequence[Sequence[float]], rule: Rule, *, detecta
     judged again. More launches than ``rule.max_launches`` count as the last look of a plan that long. Raises
     ValueError for a gate with neither samples nor a floor.
     """
-    unusable = _unusable(judged)
-    if unusable is not None:
-        return Decision(verdict=Verdict.INVALID, reason=unusable, launches=len(judged))
+    lacking = unusable(judged)
+    if lacking is not None:
+        return Decision(verdict=Verdict.INVALID, reason=lacking, launches=len(judged))
     if gate.noise is None:
         if gate.floor is None:
             raise ValueError("a gate has a baseline with samples, or a floor, or both")
@@ -94,18 +95,6 @@ def decide(gate: Gate, judged: Sequence[Sequence[float]], rule: Rule, *, detecta
     )
     compared = _compare(gate, gate.noise, judged, rule, detectable)
     return compared if standing is None else _with_floor(compared, standing, rule.max_launches - len(judged))
-
-
-def _unusable(judged: Sequence[Sequence[float]]) -> str | None:
-    if not judged:
-        return "it was not measured"
-    for i, launch in enumerate(judged, start=1):
-        if not launch:
-            return f"launch {i} has no value"
-        for j, value in enumerate(launch, start=1):
-            if not math.isfinite(value) or value <= 0:
-                return f"round {j} of launch {i} is {value:g}"
-    return None
 
 
 def _compare(
@@ -249,6 +238,6 @@ def _spends(decision: Decision) -> bool:
 
 
 def _promised(gate: Gate, judged: Sequence[Sequence[float]], rule: Rule) -> float | None:
-    if gate.noise is None or _unusable(judged) is not None:
+    if gate.noise is None or unusable(judged) is not None:
         return None
     return detectable_change(gate.noise, rule, rounds=harmonic_rounds(judged), tolerance=gate.allowed_loss())

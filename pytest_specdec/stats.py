@@ -15,6 +15,19 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
+def unusable(launches: Sequence[Sequence[float]]) -> str | None:
+    """Name the first launch or round without a usable value (finite, above 0); None when there is none."""
+    if not launches:
+        return "it was not measured"
+    for i, launch in enumerate(launches, start=1):
+        if not launch:
+            return f"launch {i} has no value"
+        for j, value in enumerate(launch, start=1):
+            if not math.isfinite(value) or value <= 0:
+                return f"round {j} of launch {i} is {value:g}"
+    return None
+
+
 def geometric_mean(values: Sequence[float]) -> float:
     """Return exp(mean(log x)); 0.0 when a value is 0. Raises ValueError on none, on a negative or a non-number.
 
