@@ -24,7 +24,7 @@ def attach(settings: Settings, spec: ServerSpec, *, started_unix_s: float) -> Se
     :class:`LaunchError` when nothing answers or no token is generated.
     """
     assert settings.url is not None
-    client = ServerClient(settings.url, api_key=(spec.get("--api-key") or (None,))[0])
+    client = ServerClient(settings.url, api_key=spec.first("--api-key"))
     info = asked(client, spec)
     try:
         client.generate_once("Hello", max_new_tokens=2, timeout_s=_GENERATION_TIMEOUT_S)

@@ -35,7 +35,7 @@ def chat_template(host: Host, spec: ServerSpec, *, python: str | None, env: Mapp
     request = {
         "ask": "render",
         "model": (spec.get("--tokenizer-path") or (spec.model,))[0],
-        "revision": (spec.get("--revision") or (None,))[0],
+        "revision": spec.first("--revision"),
         "trust_remote_code": spec.has("--trust-remote-code"),
         "conversations": conversation.trial_conversations(),
     }

@@ -25,7 +25,7 @@ def names_unknown_algorithm(spec: ServerSpec, algorithms: Sequence[str] | None) 
 
 def _algorithm(spec: ServerSpec) -> str:
     # SGLang takes either case.
-    return (spec.get(_ALGORITHM) or ("",))[0].upper()
+    return (spec.first(_ALGORITHM) or "").upper()
 
 
 def drafting_problems(spec: ServerSpec, algorithms: Sequence[str] | None) -> list[str]:
@@ -69,5 +69,5 @@ def drafting_notices(spec: ServerSpec) -> list[str]:
 
 
 def _number(spec: ServerSpec, flag: str) -> int | None:
-    text = (spec.get(flag) or ("",))[0]
+    text = spec.first(flag) or ""
     return int(text) if text.isdecimal() else None

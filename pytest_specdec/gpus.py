@@ -179,7 +179,7 @@ def _busy(gpu: Gpu, foreign: Sequence[_Foreign]) -> list[str]:
 
 
 def _size(spec: ServerSpec, flag: str, default: int = 1) -> int:
-    text = (spec.get(flag) or ("",))[0]
+    text = spec.first(flag) or ""
     return int(text) if text.isdecimal() and int(text) >= default else default
 
 

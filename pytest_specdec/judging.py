@@ -227,12 +227,11 @@ def _never_gated(measurement: Measurement) -> frozenset[str]:
 def _identity(measurement: Measurement) -> Identity:
     spec = measurement.spec
     # A tiny model is a file made by a script: its content key is its revision.
-    revision = spec.get("--revision")
     return Identity(
         model=spec.model,
-        model_revision=engine_env.tiny_models_key() if spec.model in spec.tiny_models else (revision or (None,))[0],
+        model_revision=engine_env.tiny_models_key() if spec.model in spec.tiny_models else spec.first("--revision"),
         draft=spec.draft_model,
-        draft_revision=(spec.get("--speculative-draft-model-revision") or (None,))[0],
+        draft_revision=spec.first("--speculative-draft-model-revision"),
         workload_hash=measurement.workload.content_hash,
         sampling=measurement.sampling.identity(),
         output_tokens=measurement.output_tokens,

@@ -130,7 +130,7 @@ class Serving:
     def _start(self, spec: ServerSpec, index: int, seat: Seat) -> ServedHere:
         host, node, found = seat.host, self.node, self.python(spec)
         extra_env = {**self._engine_env(spec), **seat.env}
-        client_for = partial(ServerClient, api_key=(spec.get("--api-key") or (None,))[0])
+        client_for = partial(ServerClient, api_key=spec.first("--api-key"))
         launched = self._with_models(spec, found)
         identity = Identity(
             spec_name=spec.name,
@@ -218,7 +218,7 @@ class Serving:
         Of a server at ``--specdec-url`` it is asked whether it is this spec's; raises :class:`DisagreementError`.
         """
         if self._settings.url is not None:
-            client = ServerClient(self._settings.url, api_key=(spec.get("--api-key") or (None,))[0])
+            client = ServerClient(self._settings.url, api_key=spec.first("--api-key"))
             version = attach.asked(client, spec).version
             return Preflight(spec=spec, notices=(), problems=(), sglang_version=version)
         found = self.python(spec)

@@ -353,19 +353,20 @@ class ServerSpec:
     @property
     def draft_model(self) -> str | None:
         """Path or id of the draft model, None where there is none."""
-        return self._first("--speculative-draft-model-path")
+        return self.first("--speculative-draft-model-path")
 
     @property
     def device(self) -> str | None:
         """The value of ``--device``; None leaves the choice to SGLang."""
-        return self._first("--device")
+        return self.first("--device")
 
     @property
     def runs_on_cpu(self) -> bool:
         """Whether the spec asks for the CPU itself: ``--device cpu``."""
         return self.device == "cpu"
 
-    def _first(self, flag: str) -> str | None:
+    def first(self, flag: str) -> str | None:
+        """Return the first value of a flag, None for one that is not given or has no value."""
         values = self.get(flag)
         return values[0] if values else None
 
