@@ -147,7 +147,7 @@ class ServedThere:
             told = self.client.server_info()
         except ServerRequestError as error:
             raise LaunchError(f"the server at {self.url} (--specdec-url) no longer answers: {error}") from None
-        if (told.model_path, told.args.get("random_seed")) != (self.info.model_path, self.info.args.get("random_seed")):
+        if (told.model_path, told.mark) != (self.info.model_path, self.info.mark):
             raise LaunchError(f"the server at {self.url} (--specdec-url) was restarted, or replaced by another one")
 
     def stop(self) -> None:
