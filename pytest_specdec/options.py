@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import pytest
 
@@ -252,21 +252,15 @@ def _add_flag(group: pytest.OptionGroup, option: Option) -> None:
     if option.switch:
         group.addoption(option.flag, dest=option.dest, action="store_true", default=None, help=option.help)
         return
-    action: Literal["append", "store"] = "append" if option.repeatable else "store"
-    if option.bare is not None:
-        group.addoption(
-            option.flag,
-            dest=option.dest,
-            action=action,
-            nargs="?",
-            const=option.bare,
-            metavar=option.metavar,
-            default=None,
-            help=option.help,
-        )
-        return
+    optional: dict[str, Any] = {} if option.bare is None else {"nargs": "?", "const": option.bare}
     group.addoption(
-        option.flag, dest=option.dest, action=action, metavar=option.metavar, default=None, help=option.help
+        option.flag,
+        dest=option.dest,
+        action="append" if option.repeatable else "store",
+        metavar=option.metavar,
+        default=None,
+        help=option.help,
+        **optional,
     )
 
 

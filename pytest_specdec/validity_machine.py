@@ -33,13 +33,9 @@ def client_cpu_saturated(run: Run) -> Answer:
 
 def foreign_gpu_process(run: Run) -> Answer:
     """Own are the descendants of the server's process group or of its container; anything else takes its share."""
-    if not run.on_cuda:
-        return _NO_GPU
-    if run.attached:
-        return NOT_OURS
-    unknown = _unknown(run)
-    if unknown is not None:
-        return unknown
+    out_of_sight = _out_of_sight(run)
+    if out_of_sight is not None:
+        return out_of_sight
     checked = False
     for done in run.rounds:
         assert done.gpu is not None
@@ -56,13 +52,9 @@ def foreign_gpu_process(run: Run) -> Answer:
 
 def gpu_slowdown(run: Run) -> Answer:
     """Hardware or heat held the clocks down: those are figures of the weather. A power limit is part of the node."""
-    if not run.on_cuda:
-        return _NO_GPU
-    if run.attached:
-        return NOT_OURS
-    unknown = _unknown(run)
-    if unknown is not None:
-        return unknown
+    out_of_sight = _out_of_sight(run)
+    if out_of_sight is not None:
+        return out_of_sight
     for done in run.rounds:
         assert done.gpu is not None
         ours = done.gpu.own_uuids
@@ -76,8 +68,12 @@ def gpu_slowdown(run: Run) -> Answer:
     return FINE
 
 
-def _unknown(run: Run) -> Answer | None:
+def _out_of_sight(run: Run) -> Answer | None:
     """Why nothing can be said of the GPUs; None when each round knows them."""
+    if not run.on_cuda:
+        return _NO_GPU
+    if run.attached:
+        return NOT_OURS
     if not run.rounds:
         return not_checked("there is no round")
     for done in run.rounds:

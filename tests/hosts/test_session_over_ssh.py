@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,20 @@ def gpu_suite(laptop: Suite) -> None:
     )
 
 
+def start_and_measure(laptop: Suite) -> subprocess.Popen[str]:
+    """Start a session that has measured and sleeps, with its server up."""
+    gpu_suite(laptop)
+    path = laptop.root / "test_suite.py"
+    path.write_text(
+        path.read_text().replace(
+            "specdec_benchmark()\n", "import time; specdec_benchmark(check=False); time.sleep(90)\n"
+        )
+    )
+    session = start(laptop, "--gpu-host=gpu-box", **on_path(laptop))
+    wait_for((laptop.root / ".specdec" / "results.json").exists, deadline_s=60)
+    return session
+
+
 def on_path(laptop: Suite) -> dict[str, str]:
     return {"PATH": f"{laptop.python.parent}:{os.environ['PATH']}", "PYTEST_SPECDEC_NODE": ""}
 
@@ -110,15 +125,7 @@ def test_a_failure_there_is_told_here_with_its_log(laptop: Suite, gpu_box: Sshd)
 
 
 def test_a_killed_session_ends_its_servers_there_within_ten_seconds(laptop: Suite, gpu_box: Sshd) -> None:
-    gpu_suite(laptop)
-    path = laptop.root / "test_suite.py"
-    path.write_text(
-        path.read_text().replace(
-            "specdec_benchmark()\n", "import time; specdec_benchmark(check=False); time.sleep(90)\n"
-        )
-    )
-    session = start(laptop, "--gpu-host=gpu-box", **on_path(laptop))
-    wait_for((laptop.root / ".specdec" / "results.json").exists, deadline_s=60)
+    session = start_and_measure(laptop)
     assert servers_of(laptop)
 
     session.send_signal(signal.SIGKILL)
@@ -150,15 +157,7 @@ def test_the_host_is_had_by_one_session_whichever_machine_it_runs_on(
 
 
 def test_the_lock_goes_with_a_killed_session(laptop: Suite, gpu_box: Sshd) -> None:
-    gpu_suite(laptop)
-    path = laptop.root / "test_suite.py"
-    path.write_text(
-        path.read_text().replace(
-            "specdec_benchmark()\n", "import time; specdec_benchmark(check=False); time.sleep(90)\n"
-        )
-    )
-    session = start(laptop, "--gpu-host=gpu-box", **on_path(laptop))
-    wait_for((laptop.root / ".specdec" / "results.json").exists, deadline_s=60)
+    session = start_and_measure(laptop)
     lock = gpu_box.directory.parent / "cache" / "locks"
     assert HostLocks(lock, "me").whole() is not None
 
