@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -223,3 +224,24 @@ def test_a_server_that_is_asked_for_too_late_is_a_failure_that_says_so(suite: Su
     text = result.stdout.str()
     assert "test_late: sglang_server was asked for while the test runs (getfixturevalue)" in text
     assert "KeyError" not in text
+
+
+@pytest.mark.parametrize("update", [(), ("--update-baselines",), ("--update-baselines=new",)])
+def test_collecting_starts_nothing_and_asks_no_host(suite: Suite, update: tuple[str, ...]) -> None:
+    suite.write(
+        "GPU = ServerSpec.from_command('gpu', 'python -m sglang.launch_server --model-path /m')\n"
+        + TEST_B.replace("[B]", "[GPU]")
+    )
+    asked = suite.root / "asked"
+    for name in ("ssh", "nvidia-smi"):
+        (suite.root / "bin" / name).write_text(f"#!/bin/sh\ntouch {asked}\nexit 1\n")
+        (suite.root / "bin" / name).chmod(0o755)
+    path = f"{suite.root / 'bin'}:{os.environ['PATH']}"
+
+    for host in ("--gpu-host", "--gpu-host=gpu-box"):
+        result = suite.run(host, "--collect-only", *update, env={"PATH": path, "PYTEST_SPECDEC_NODE": ""})
+
+        assert result.ret == 0
+        assert "specdec plan: 1 server spec, 1 measurement" in result.stdout.str()
+    assert not asked.exists()
+    assert suite.launches == 0
