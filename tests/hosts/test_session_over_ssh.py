@@ -16,7 +16,7 @@ import pytest
 from pytest_specdec.host_locks import HostLocks
 from tests.hosts.sshd import ALIAS, Sshd, make_sshd
 from tests.plugin.conftest import TEST_B, Suite
-from tests.plugin.test_life_cycle import servers_of, start, wait_for
+from tests.plugin.test_life_cycle import held_by_a_worker, servers_of, start, wait_for
 
 NVIDIA_SMI = """#!/bin/sh
 case "$1" in
@@ -134,6 +134,20 @@ def test_a_killed_session_ends_its_servers_there_within_ten_seconds(laptop: Suit
     wait_for(lambda: not servers_of(laptop), deadline_s=12)
 
     assert time.monotonic() - killed < 10
+
+
+def test_a_killed_worker_ends_its_servers_there_within_ten_seconds(laptop: Suite, gpu_box: Sshd) -> None:
+    gpu_suite(laptop)
+    session, worker = held_by_a_worker(laptop, "--gpu-host=gpu-box", **on_path(laptop))
+    assert servers_of(laptop)
+
+    os.kill(worker, signal.SIGKILL)
+    killed = time.monotonic()
+    wait_for(lambda: not servers_of(laptop), deadline_s=12)
+
+    assert time.monotonic() - killed < 10
+    session.communicate(timeout=60)
+    assert session.returncode == 1
 
 
 def test_the_host_is_had_by_one_session_whichever_machine_it_runs_on(

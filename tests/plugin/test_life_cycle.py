@@ -84,6 +84,41 @@ def test_a_kill_of_the_session_ends_even_a_server_that_ignores_sigterm_within_te
     assert time.monotonic() - killed < 10
 
 
+def held_by_a_worker(suite: Suite, *args: str, **env: str) -> tuple[subprocess.Popen[str], int]:
+    """Start a session whose worker has a server up and sleeps; returns it, and the worker's process id."""
+    path = suite.root / "test_suite.py"
+    pid_path = suite.root / "worker.pid"
+    # xdist gives the test to the next worker when this one is gone: there it does nothing.
+    sleeping = (
+        "import os, pathlib, time\n"
+        f"    told = pathlib.Path({str(pid_path)!r})\n"
+        "    if not told.exists():\n"
+        "        specdec_benchmark(check=False)\n"
+        "        told.write_text(f'{os.getpid()}.')\n"
+        "        time.sleep(60)\n"
+    )
+    path.write_text(path.read_text().replace("specdec_benchmark()\n", sleeping))
+    session = start(suite, "-n", "1", *args, **env)
+    wait_for(lambda: pid_path.exists() and pid_path.read_text().endswith("."), deadline_s=60)
+    return session, int(pid_path.read_text().rstrip("."))
+
+
+def test_a_kill_of_an_xdist_worker_ends_its_server_within_ten_seconds(suite: Suite) -> None:
+    suite.write(TEST_B)
+    session, worker = held_by_a_worker(suite, FAKE_DIE="stubborn")
+    assert worker != session.pid
+    assert servers_of(suite)
+
+    os.kill(worker, signal.SIGKILL)
+    killed = time.monotonic()
+    wait_for(lambda: not servers_of(suite), deadline_s=12)
+
+    assert time.monotonic() - killed < 10
+    said, _ = session.communicate(timeout=40)
+    assert session.returncode == 1
+    assert "crashed" in said
+
+
 def test_rounds_measured_before_an_interrupt_are_kept(suite: Suite) -> None:
     suite.write(TEST_B.replace("output_tokens=31", "output_tokens=300"))
     rounds = suite.root / ".specdec" / "rounds.jsonl"
