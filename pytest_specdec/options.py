@@ -143,6 +143,14 @@ TABLE: Final[tuple[Option, ...]] = (
         help="Launches a measurement is spread over (default: 1 to judge, 5 to record a baseline).",
     ),
     Option(
+        name="max_launches",
+        flag="--specdec-max-launches",
+        parse=s.positive_int,
+        default=3,
+        metavar="N",
+        help="The most launches that a close answer may take (default: 3).",
+    ),
+    Option(
         name="rounds",
         flag="--specdec-rounds",
         parse=s.positive_int,
@@ -318,6 +326,7 @@ def load_settings(config: pytest.Config, environ: Mapping[str, str] | None = Non
         baselines_dir=values["baselines"],
         report_dir=values["report"],
         launches=values["launches"],
+        max_launches=values["max_launches"],
         rounds=values["rounds"],
         warmup=values["warmup"],
         chat_template=values["chat_template"],
@@ -351,6 +360,9 @@ def _check_together(values: Mapping[str, Any], device: s.Device, where: Mapping[
             )
     elif values["url_flush"]:
         raise pytest.UsageError(f"{where['url_flush']} is about the server of --specdec-url, and none is given")
+    judging, launches = values["update_baselines"] is None, values["launches"] or 1
+    if judging and launches > values["max_launches"] and where["max_launches"] != "default":
+        refuse("launches", "max_launches", f"{launches} launches are more than {values['max_launches']}")
     if values["share_host"] and device == "cpu":
         raise pytest.UsageError(
             f"{where['share_host']}: servers that share a host are kept apart by GPUs, and the CPU engine has none"

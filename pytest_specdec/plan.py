@@ -5,7 +5,7 @@ A test declares a measurement; tests of equal identity share it; measurements of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_specdec.errors import UserInputError
@@ -30,12 +30,17 @@ class PlannedTest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedMeasurement:
-    """A measurement with its sampling plan: rounds a launch, and launches."""
+    """A measurement with its sampling plan: rounds a launch, launches, and the most that a close answer may take.
+
+    ``waived``: rules that any of its tests waives.
+    """
 
     measurement: Measurement
     rounds: int
     warmup: int
     launches: int
+    most_launches: int = 1
+    waived: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +56,22 @@ class SpecPlan:
         """Launches needed: those of its most demanding measurement; one when tests only borrow the server."""
         return max((planned.launches for planned in self.measurements), default=1)
 
+    @property
+    def most_launches(self) -> int:
+        """Launches that there may be when answers are close."""
+        return max((self.launches, *(planned.most_launches for planned in self.measurements)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The session's specs in running order."""
 
     specs: tuple[SpecPlan, ...]
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """Every measurement, in running order."""
+        return tuple(planned.measurement for spec in self.specs for planned in spec.measurements)
 
     def of(self, spec: ServerSpec) -> SpecPlan:
         """The part of the plan for this spec, by content: equal specs need not be one object."""
@@ -74,10 +89,9 @@ class Plan:
         if not self.specs:
             return []
         measurements = sum(len(planned.measurements) for planned in self.specs)
-        launches = sum(planned.launches for planned in self.specs)
         costs = [(planned, expected_s(planned.spec)) for planned in self.specs]
         head = f"specdec plan: {_n(len(self.specs), 'server spec')}, {_n(measurements, 'measurement')}, "
-        head += _n(launches, "launch", "launches") + _loading(costs, launches)
+        head += _launches(self.specs) + _loading(costs)
         return [head, *(f"  {_spec_line(planned, cost_s)}" for planned, cost_s in costs)]
 
 
@@ -85,18 +99,29 @@ def _n(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def _loading(costs: list[tuple[SpecPlan, float | None]], launches: int) -> str:
+def _launches(specs: Sequence[SpecPlan]) -> str:
+    """How many launches these specs take: a range where answers may turn out to be close."""
+    least, most = sum(planned.launches for planned in specs), sum(planned.most_launches for planned in specs)
+    return _n(least, "launch", "launches") if least == most else f"{least} to {most} launches"
+
+
+def _loading(costs: list[tuple[SpecPlan, float | None]]) -> str:
     """What all launches cost together, as far as it is known."""
-    known = [(planned.launches, cost_s) for planned, cost_s in costs if cost_s is not None]
-    counted = sum(number for number, _ in known)
-    if not counted:
+    known = [(planned, cost_s) for planned, cost_s in costs if cost_s is not None]
+    if not known:
         return ""
-    of_all = "" if counted == launches else f" for {counted} of them, not known for the others"
-    return f", about {_duration(sum(number * cost_s for number, cost_s in known))} of loading{of_all}"
+    least = sum(planned.launches * cost_s for planned, cost_s in known)
+    most = sum(planned.most_launches * cost_s for planned, cost_s in known)
+    counted = _launches([planned for planned, _ in known]).removesuffix(" launches").removesuffix(" launch")
+    of_all = "" if len(known) == len(costs) else f" for {counted} of them, not known for the others"
+    return f", about {_range(least, most)} of loading{of_all}"
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+def _range(least_s: float, most_s: float) -> str:
+    """Two durations in the unit of the longer one; one where they read the same."""
+    unit = "s" if most_s < 120 else "min"
+    shown = [f"{seconds if unit == 's' else seconds / 60:.0f}" for seconds in (least_s, most_s)]
+    return f"{' to '.join(dict.fromkeys(shown))} {unit}"
 
 
 def _spec_line(planned: SpecPlan, cost_s: float | None) -> str:
@@ -106,8 +131,8 @@ def _spec_line(planned: SpecPlan, cost_s: float | None) -> str:
         f" ({m.rounds}+{m.warmup} rounds)"
         for m in planned.measurements
     )
-    each = "" if cost_s is None else f" of about {_duration(cost_s)}"
-    return f"{planned.spec.name}: {_n(planned.launches, 'launch', 'launches')}{each}; {what or 'server only'}"
+    each = "" if cost_s is None else f" of about {_range(cost_s, cost_s)}"
+    return f"{planned.spec.name}: {_launches([planned])}{each}; {what or 'server only'}"
 
 
 def check_names(tests: Iterable[PlannedTest]) -> None:
@@ -149,20 +174,28 @@ def _difference(one: Measurement, other: Measurement) -> str:
     return "their server spec"
 
 
-def build_plan(tests: Iterable[PlannedTest], launches_for: Callable[[Measurement], int]) -> Plan:
+def build_plan(
+    tests: Iterable[PlannedTest],
+    launches_for: Callable[[Measurement], int],
+    most_launches_for: Callable[[Measurement], int] | None = None,
+) -> Plan:
     """Group tests, in running order, into what each spec has to serve.
 
-    Measurements shared by several tests take the most rounds that any of them asks for.
+    ``most_launches_for`` tells how many launches a close answer may take. Measurements shared by several tests take
+    the most rounds that any of them asks for.
     """
     tests = list(tests)
     check_names(tests)
     order: dict[str, list[PlannedTest]] = {}
     for test in tests:
         order.setdefault(test.spec.content_hash, []).append(test)
-    return Plan(specs=tuple(_plan_spec(group, launches_for) for group in order.values()))
+    most_for = most_launches_for or launches_for
+    return Plan(specs=tuple(_plan_spec(group, launches_for, most_for) for group in order.values()))
 
 
-def _plan_spec(group: list[PlannedTest], launches_for: Callable[[Measurement], int]) -> SpecPlan:
+def _plan_spec(
+    group: list[PlannedTest], launches_for: Callable[[Measurement], int], most_for: Callable[[Measurement], int]
+) -> SpecPlan:
     wanted: dict[str, list[PlannedTest]] = {}
     for test in group:
         if test.measurement is not None:
@@ -177,6 +210,8 @@ def _plan_spec(group: list[PlannedTest], launches_for: Callable[[Measurement], i
                 rounds=max(test.rounds for test in sharing),
                 warmup=max(test.warmup for test in sharing),
                 launches=launches_for(measurement),
+                most_launches=most_for(measurement),
+                waived=frozenset[str]().union(*(test.waived for test in sharing)),
             )
         )
     return SpecPlan(

@@ -33,6 +33,8 @@ class Served(Protocol):
 Start = Callable[[ServerSpec, int], Served]
 Measure = Callable[[Served, PlannedMeasurement], LaunchRounds]
 Keep = Callable[[Served], None]
+#: Whether what was measured so far is too close to call, and another launch may be spent on it.
+WantsMore = Callable[[PlannedMeasurement, tuple[LaunchRounds, ...]], bool]
 
 
 @dataclass(slots=True)
@@ -49,16 +51,25 @@ class _Taken:
 class ServerPool:
     """Launches, measures and stops; ``start`` brings a server up, ``measure`` takes one measurement on it.
 
-    ``start`` is given the spec and the index of the launch among this session's launches of that spec. With ``keep``
-    the last server is handed to it at the end, instead of being stopped.
+    ``start`` is given the spec and the index of the launch among this session's launches of that spec. When the planned
+    launches of a spec are done, ``wants_more`` is asked for each of its measurements, again and again until it says
+    no of all. With ``keep`` the last server is handed to it at the end, instead of being stopped.
     """
 
     def __init__(
-        self, plan: Plan, *, start: Start, measure: Measure, keep: Keep | None = None, keeps_late: bool = True
+        self,
+        plan: Plan,
+        *,
+        start: Start,
+        measure: Measure,
+        wants_more: WantsMore | None = None,
+        keep: Keep | None = None,
+        keeps_late: bool = True,
     ) -> None:
         self._plan = plan
         self._start = start
         self._measure = measure
+        self._wants_more = wants_more
         self._keep = keep
         self._keeps_late = keep is not None and keeps_late
         self._taken: dict[str, _Taken] = {}
@@ -117,21 +128,28 @@ class ServerPool:
         taken.complete = True
         planned = self._plan.of(spec)
         for index in range(planned.launches):
-            self._one_launch(planned, index, taken)
-            if taken.failure is not None:
-                break
+            wanted = [p for p in planned.measurements if p.launches > index]
+            wanted = [p for p in wanted if p.measurement.key not in taken.errors]
+            if taken.failure is None and (index == 0 or wanted):
+                self._one_launch(planned.spec, wanted, taken)
+        while taken.failure is None and (close := self._too_close(planned, taken)):
+            self._one_launch(planned.spec, close, taken)
         return taken
 
-    def _one_launch(self, planned: SpecPlan, index: int, taken: _Taken) -> None:
-        wanted = [p for p in planned.measurements if p.launches > index]
-        wanted = [p for p in wanted if p.measurement.key not in taken.errors]
-        if index > 0 and not wanted:
-            return
+    def _too_close(self, planned: SpecPlan, taken: _Taken) -> list[PlannedMeasurement]:
+        """Return the measurements whose answer another launch could change."""
+        if self._wants_more is None:
+            return []
+        complete = [p for p in planned.measurements if p.measurement.key not in taken.errors]
+        return [p for p in complete if self._wants_more(p, tuple(taken.rounds[p.measurement.key]))]
+
+    def _one_launch(self, spec: ServerSpec, wanted: list[PlannedMeasurement], taken: _Taken) -> None:
+        """Launch once and take these measurements; whatever keeps one from being taken is remembered as its error."""
         try:
-            served = self._launch(planned.spec, taken)
+            served = self._launch(spec, taken)
         except InfrastructureError as error:
             taken.failure = error
-            self._fail(planned, taken, error)
+            self._fail(wanted, taken, error)
             return
         for one in wanted:
             try:
@@ -145,7 +163,7 @@ class ServerPool:
                 if died is not None:
                     taken.errors[one.measurement.key] = died
                     taken.failure = died
-                    self._fail(planned, taken, died)
+                    self._fail(wanted, taken, died)
                     self._stop()
                     return
             else:
@@ -162,11 +180,11 @@ class ServerPool:
         return served
 
     @staticmethod
-    def _fail(planned: SpecPlan, taken: _Taken, error: SpecdecError) -> None:
-        """Give the reason to every measurement that is still incomplete; complete ones keep their rounds."""
-        for one in planned.measurements:
+    def _fail(wanted: list[PlannedMeasurement], taken: _Taken, error: SpecdecError) -> None:
+        """Give the reason to each measurement of a launch that this launch has not yet taken; others keep theirs."""
+        for one in wanted:
             key = one.measurement.key
-            if len(taken.rounds.get(key, [])) < one.launches:
+            if all(done.launch.index != taken.launches - 1 for done in taken.rounds.get(key, [])):
                 taken.errors.setdefault(key, error)
 
 

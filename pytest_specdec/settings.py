@@ -188,8 +188,9 @@ class Settings:
     """What the user asked of this run, validated.
 
     ``gpu_hosts`` is None without ``--gpu-host``; an entry ``""`` is this machine. ``launches`` is None when
-    the user named no number: then one launch judges and five record. ``python`` is by host, see
-    :func:`pythons`. ``where`` tells, for each setting by field name, where its value came from.
+    the user named no number: then one launch judges and five record. A close answer may take up to
+    ``max_launches``. ``python`` is by host, see :func:`pythons`. ``where`` tells, for each setting by field name,
+    where its value came from.
     """
 
     gpu_hosts: tuple[str, ...] | None
@@ -203,6 +204,7 @@ class Settings:
     baselines_dir: Path
     report_dir: Path
     launches: int | None
+    max_launches: int
     rounds: int
     warmup: int
     chat_template: bool
@@ -232,3 +234,8 @@ class Settings:
         if self.launches is not None:
             return self.launches
         return self.RECORD_LAUNCHES if recording else self.JUDGE_LAUNCHES
+
+    def most_launches(self, *, recording: bool) -> int:
+        """How many launches a close answer may take in all; recording takes what it was planned for."""
+        planned = self.launches_for(recording=recording)
+        return planned if recording or self.url is not None else max(planned, self.max_launches)

@@ -32,6 +32,7 @@ def settings(**changes: Any) -> Settings:
         "baselines_dir": Path("baselines"),
         "report_dir": Path(".specdec"),
         "launches": None,
+        "max_launches": 3,
         "rounds": 5,
         "warmup": 1,
         "chat_template": False,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from pytest_specdec.errors import UserInputError
@@ -45,6 +47,17 @@ def test_tests_of_equal_identity_share_one_measurement_with_the_most_rounds() ->
 
     (measurement,) = plan.specs[0].measurements
     assert measurement.rounds == 7
+
+
+def test_a_shared_measurement_waives_what_any_of_its_tests_waives() -> None:
+    one = dataclasses.replace(asks("t1", spec()), waived=frozenset({"retraction"}))
+    other = dataclasses.replace(asks("t2", spec()), waived=frozenset({"degenerate-output"}))
+    third = dataclasses.replace(asks("t3", spec(), concurrency=4), waived=frozenset({"gpu-slowdown"}))
+
+    shared, apart = build_plan([one, other, third], lambda _: 1).specs[0].measurements
+
+    assert shared.waived == {"retraction", "degenerate-output"}
+    assert apart.waived == {"gpu-slowdown"}
 
 
 def test_a_spec_is_launched_as_often_as_its_most_demanding_measurement_wants() -> None:

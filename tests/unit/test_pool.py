@@ -64,10 +64,15 @@ class World:
     lose_requests: set[int] = field(default_factory=set)
     #: Names of specs whose servers an earlier session has left up.
     kept: set[str] = field(default_factory=set)
+    #: By concurrency, after how many launches an answer is clear; one that is not here never asks for more.
+    clear_after: dict[int, int] = field(default_factory=dict)
+    #: Indexes of launches that fail.
+    fail_launch: set[int] = field(default_factory=set)
+    asked: list[str] = field(default_factory=list)
 
     def start(self, spec: ServerSpec, index: int) -> FakeServed:
         self.events.append(f"start {spec.name} {index}")
-        if spec.name in self.fail_start:
+        if spec.name in self.fail_start or index in self.fail_launch:
             raise LaunchError(f"{spec.name} did not start")
         return FakeServed(self, spec, index)
 
@@ -87,6 +92,12 @@ class World:
         rounds = (lost,) if concurrency in self.die_late | self.lose_requests else ()
         return LaunchRounds(launch=served.record, warmup=(), rounds=rounds)
 
+    def wants_more(self, planned: PlannedMeasurement, launches: tuple[LaunchRounds, ...]) -> bool:
+        concurrency = planned.measurement.concurrency
+        self.asked.append(f"c{concurrency} after {len(launches)}")
+        assert [one.launch.spec_name for one in launches] == len(launches) * [planned.measurement.spec.name]
+        return len(launches) < self.clear_after.get(concurrency, 0)
+
     def keep(self, served: Served) -> None:
         self.events.append(f"keep {served.record.spec_name}")
 
@@ -105,7 +116,14 @@ class World:
         ]
         plan = build_plan(tests, lambda _: launches)
         keep = self.keep if keeps else None
-        return ServerPool(plan, start=self.start, measure=self.measure, keep=keep, keeps_late=keeps_late)
+        return ServerPool(
+            plan,
+            start=self.start,
+            measure=self.measure,
+            wants_more=self.wants_more,
+            keep=keep,
+            keeps_late=keeps_late,
+        )
 
 
 def want(spec: ServerSpec, concurrency: int) -> Measurement:
@@ -278,3 +296,81 @@ def test_an_adopted_server_is_no_launch_of_this_session() -> None:
     pool.measured(want(B, 1))
 
     assert pool.launch_count == 1
+
+
+def test_after_the_planned_launches_it_is_asked_whether_an_answer_is_too_close() -> None:
+    world = World()
+    pool = world.pool((A, 1), (A, 4), launches=2)
+
+    pool.measured(want(A, 1))
+    pool.measured(want(A, 4))
+
+    assert world.asked == ["c1 after 2", "c4 after 2"]
+    assert pool.launch_count == 2
+
+
+def test_only_what_is_too_close_is_measured_again_until_it_is_not() -> None:
+    world = World(clear_after={4: 3, 8: 2})
+    pool = world.pool((A, 1), (A, 4), (A, 8))
+
+    assert [len(pool.measured(want(A, concurrency))) for concurrency in (1, 4, 8)] == [1, 3, 2]
+
+    assert world.events == [
+        *("start a 0", "measure a c1", "measure a c4", "measure a c8", "stop a"),
+        *("start a 1", "measure a c4", "measure a c8", "stop a"),
+        *("start a 2", "measure a c4"),
+    ]
+    assert [one.launch.index for one in pool.measured(want(A, 4))] == [0, 1, 2]
+    assert world.asked[-3:] == ["c1 after 1", "c4 after 3", "c8 after 2"]
+
+
+def test_the_further_launches_of_one_spec_come_before_another_spec() -> None:
+    world = World(clear_after={1: 2})
+    pool = world.pool((A, 1), (B, 4))
+
+    pool.measured(want(A, 1))
+    pool.measured(want(B, 4))
+
+    assert [event for event in world.events if event.startswith("start")] == ["start a 0", "start a 1", "start b 0"]
+
+
+def test_a_further_launch_that_fails_is_the_reason_for_those_that_wanted_it() -> None:
+    world = World(clear_after={4: 2}, fail_launch={1})
+    pool = world.pool((A, 1), (A, 4))
+
+    with pytest.raises(LaunchError, match="a did not start"):
+        pool.measured(want(A, 4))
+
+    assert len(pool.measured(want(A, 1))) == 1
+    assert [event for event in world.events if event.startswith("start")] == ["start a 0", "start a 1"]
+    assert world.asked == ["c1 after 1", "c4 after 1"], "nothing is asked after a failure"
+
+
+def test_a_further_measurement_that_fails_leaves_the_others_their_launches() -> None:
+    class Second(World):
+        def measure(self, served: Served, planned: PlannedMeasurement) -> LaunchRounds:
+            self.fail_measure = {4} if served.record.index == 1 else set()
+            return super().measure(served, planned)
+
+    world = Second(clear_after={4: 3, 8: 3})
+    pool = world.pool((A, 4), (A, 8))
+
+    with pytest.raises(MeasurementError, match="no tokens"):
+        pool.measured(want(A, 4))
+    assert len(pool.measured(want(A, 8))) == 3
+    assert not any(asked.startswith("c4") for asked in world.asked[2:])
+
+
+def test_nothing_is_asked_of_what_could_not_be_measured() -> None:
+    for world in (World(fail_start={"a"}), World(fail_measure={1}), World(die_measure={1})):
+        with pytest.raises((LaunchError, MeasurementError)):
+            world.pool((A, 1)).measured(want(A, 1))
+        assert world.asked == []
+
+
+def test_a_server_for_free_use_is_the_one_of_the_last_launch() -> None:
+    world = World(clear_after={1: 2})
+    pool = world.pool((A, 1), (A, None))
+
+    assert pool.server(A).record.index == 1
+    assert world.events == ["start a 0", "measure a c1", "stop a", "start a 1", "measure a c1"]
