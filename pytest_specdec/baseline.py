@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pytest_specdec import jsonfile, stats
+from pytest_specdec import jsonfile, noise, stats
 from pytest_specdec.baseline_reading import At
+from pytest_specdec.detectable import Rule, as_fraction, as_loss, detectable_change
 from pytest_specdec.errors import BaselineFileError
 from pytest_specdec.metrics import METHOD_VERSION, METRICS
 from pytest_specdec.model import GOODPUT_LIMITS, Direction, RoundsByLaunch
+from pytest_specdec.noise import PRIORS, Noise
+from pytest_specdec.sequential import holm_level
 
-SCHEMA_VERSION: Final = 1
-#: Version n to n + 1. The history: 1, the first.
-MIGRATIONS: Final[Mapping[int, jsonfile.Migration]] = {}
+SCHEMA_VERSION: Final = 2
+
+
+def _from_1(document: dict[str, Any]) -> dict[str, Any]:
+    """The value of a launch became the geometric mean of its rounds: a mean of medians is taken out, to be derived."""
+    metrics = document.get("metrics")
+    if isinstance(metrics, dict):
+        document["metrics"] = {
+            name: {key: value for key, value in metric.items() if key != "mean"} if isinstance(metric, dict) else metric
+            for name, metric in metrics.items()
+        }
+    return document
+
+
+#: Version n to n + 1. The history: 1, the first; 2, ``mean`` is of geometric means, ``categories`` and
+#: ``detectable_change`` may be there.
+MIGRATIONS: Final[Mapping[int, jsonfile.Migration]] = {1: _from_1}
 
 Source = Literal["program", "document"]
+#: What a file keeps of each class of task, to say where a change comes from.
+BY_CATEGORY: Final = ("accept_length", "verify_rate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +87,7 @@ class MetricBaseline:
 
     @property
     def mean(self) -> float | None:
-        """Geometric mean over launches of each launch's median round; None without samples."""
+        """Geometric mean over launches of each launch's geometric mean; None without samples."""
         return estimate(self.launches)
 
     def allowed(self) -> tuple[float | None, float | None]:
@@ -81,24 +101,22 @@ class MetricBaseline:
 
 
 def estimate(launches: RoundsByLaunch) -> float | None:
-    """Return the value that is judged: the geometric mean over launches of each launch's median round.
+    """Return the value that is judged: the geometric mean over launches of each launch's geometric mean.
 
-    None when there is no launch, one has no round, or a round's value is not a finite number above 0: a median
-    hides such a round.
+    None when there is no launch, one has no round, or a round's value is not a finite number above 0.
     """
-    if stats.unusable(launches) is not None:
-        return None
-    return stats.geometric_mean([stats.median(launch) for launch in launches])
+    return None if stats.unusable(launches) is not None else stats.mean_of_launches(launches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """One baseline file."""
+    """One baseline file. ``categories``: class of task -> metric -> a value a launch."""
 
     identity: Identity
     environment: Mapping[str, object]
     provenance: Provenance
     metrics: Mapping[str, MetricBaseline]
+    categories: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
 
 
 _IDENTITY: Final = (
@@ -123,21 +141,37 @@ _MAY_BE_UNKNOWN: Final = frozenset({"model_revision", "draft", "draft_revision"}
 def read_baseline(path: Path) -> Baseline:
     """Read a baseline file; raises :class:`BaselineFileError` with path, key and remedy."""
     document = jsonfile.migrated(path, jsonfile.read(path), current=SCHEMA_VERSION, migrations=MIGRATIONS)
-    top = At(path, document).object(required=(jsonfile.VERSION_KEY, "identity", "environment", "provenance", "metrics"))
+    top = At(path, document).object(
+        required=(jsonfile.VERSION_KEY, "identity", "environment", "provenance", "metrics"), optional=("categories",)
+    )
     provenance = _provenance(top["provenance"])
     return Baseline(
         identity=_identity(top["identity"], provenance.source),
         environment={key: at.value for key, at in top["environment"].each().items()},
         provenance=provenance,
         metrics={name: _metric(name, at) for name, at in top["metrics"].each().items()},
+        categories=_categories(top["categories"]) if "categories" in top else {},
     )
+
+
+def _categories(at: At) -> dict[str, dict[str, tuple[float, ...]]]:
+    return {
+        name: {metric: _values(values) for metric, values in category.object(required=(), optional=BY_CATEGORY).items()}
+        for name, category in at.each().items()
+    }
+
+
+def _values(at: At) -> tuple[float, ...]:
+    if not isinstance(at.value, list) or not at.value:
+        raise at.fail("a list of values, one a launch, that is not empty")
+    return tuple(_positive(At(at.path, value, f"{at.key}[{i}]")) for i, value in enumerate(at.value))
 
 
 def _identity(at: At, source: Source) -> Identity:
     fields = at.object(required=_IDENTITY, optional=_OPTIONAL)
-    for name, field in fields.items():
-        if field.value is None and name not in (*_MAY_BE_UNKNOWN, *_MAY_NOT_APPLY) and source != "document":
-            raise field.fail("a value (null is for files with provenance.source document)")
+    for name, at_field in fields.items():
+        if at_field.value is None and name not in (*_MAY_BE_UNKNOWN, *_MAY_NOT_APPLY) and source != "document":
+            raise at_field.fail("a value (null is for files with provenance.source document)")
     sampling = fields["sampling"].or_none(
         lambda field: {key: value.or_none(_finite) for key, value in field.each().items()}
     )
@@ -190,7 +224,7 @@ def _metric(name: str, at: At) -> MetricBaseline:
         raise BaselineFileError(f"{at.path}: {at.key}: unknown metric{hint}; there are {', '.join(METRICS)}")
     fields = at.object(
         required=("direction", "unit", "gate", "tolerance", "launches"),
-        optional=("floor", "note", "mean", "sd_within", "sd_between"),
+        optional=("floor", "note", "mean", "sd_within", "sd_between", "detectable_change"),
     )
     spec = METRICS[name]
     direction: Direction = "higher" if fields["direction"].one_of(spec.direction) == "higher" else "lower"
@@ -203,7 +237,7 @@ def _metric(name: str, at: At) -> MetricBaseline:
         launches=_launches(fields["launches"]),
         note=fields["note"].or_none(At.text) if "note" in fields else None,
     )
-    for derived in ("sd_within", "sd_between"):
+    for derived in ("sd_within", "sd_between", "detectable_change"):
         if derived in fields:
             fields[derived].number("a number of at least 0", lambda value: value >= 0)
     if "mean" in fields:
@@ -245,6 +279,7 @@ def to_document(baseline: Baseline) -> dict[str, Any]:
     identity |= {name: value for name, value in stated.items() if value != absent.get(name)}
     identity = {name: dict(value) if isinstance(value, Mapping) else value for name, value in identity.items()}
     provenance = baseline.provenance
+    gates = sum(metric.gate and bool(metric.launches) for metric in baseline.metrics.values())
     return {
         jsonfile.VERSION_KEY: SCHEMA_VERSION,
         "identity": identity,
@@ -256,18 +291,47 @@ def to_document(baseline: Baseline) -> dict[str, Any]:
             "command": provenance.command,
             **({} if provenance.note is None else {"note": provenance.note}),
         },
-        "metrics": {name: _metric_document(metric) for name, metric in sorted(baseline.metrics.items())},
+        "metrics": {name: _metric_document(name, metric, gates) for name, metric in sorted(baseline.metrics.items())},
+        **({} if not baseline.categories else {"categories": _category_document(baseline.categories)}),
     }
 
 
-def _metric_document(metric: MetricBaseline) -> dict[str, Any]:
-    noise = stats.variance_components(metric.launches)
+def _category_document(categories: Mapping[str, Mapping[str, tuple[float, ...]]]) -> dict[str, Any]:
+    return {name: {metric: list(values) for metric, values in metrics.items()} for name, metrics in categories.items()}
+
+
+def noise_of(name: str, metric: MetricBaseline) -> Noise | None:
+    """Return the noise of a metric's recorded launches; None without samples."""
+    if not metric.launches:
+        return None
+    spec = METRICS[name]
+    return noise.estimate(metric.launches, prior=PRIORS[spec.unit], smallest_sigma=spec.smallest_sigma)
+
+
+def _detectable_change(name: str, metric: MetricBaseline, gates: int) -> float | None:
+    """Return the fraction that a run of the default plan sees, were this file's the only gated metrics."""
+    known = noise_of(name, metric)
+    if known is None:
+        return None
+    rule = Rule(error=holm_level(Rule().error, max(1, gates)))
+    tolerance = as_loss(metric.tolerance, metric.direction)
+    seen = as_fraction(detectable_change(known, rule, rounds=known.rounds, tolerance=tolerance), metric.direction)
+    return round(seen, 4)  # what the last digits say depends on the machine that computed them
+
+
+def _metric_document(name: str, metric: MetricBaseline, gates: int) -> dict[str, Any]:
+    # What is derived follows from the rounds as the file holds them: reading and writing it changes no digit.
+    metric = dataclasses.replace(
+        metric, launches=tuple(tuple(map(jsonfile.fixed, launch)) for launch in metric.launches)
+    )
+    spread = stats.variance_components(metric.launches)
     optional = {
         "floor": metric.floor,
         "note": metric.note,
         "mean": metric.mean,
-        "sd_within": noise.within,
-        "sd_between": noise.between,
+        "sd_within": spread.within,
+        "sd_between": spread.between,
+        "detectable_change": _detectable_change(name, metric, gates),
     }
     return {
         "direction": metric.direction,

@@ -8,7 +8,7 @@ from typing import Final
 
 from pytest_specdec import jsonfile
 from pytest_specdec.baseline import SCHEMA_VERSION, Baseline, MetricBaseline, read_baseline, write_baseline
-from pytest_specdec.compare import environment_changes
+from pytest_specdec.environment import environment_changes
 from pytest_specdec.errors import BaselineFileError
 from pytest_specdec.report import number, percent
 

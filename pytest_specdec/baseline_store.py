@@ -13,6 +13,7 @@ from pytest_specdec.baseline import Baseline, Identity, MetricBaseline, Provenan
 from pytest_specdec.errors import BaselineFileError
 from pytest_specdec.metrics import METRICS
 from pytest_specdec.model import Direction, RoundsByLaunch
+from pytest_specdec.stats import geometric_mean
 
 ANY: Final = "any"
 NODES_FILE: Final = "nodes.toml"
@@ -40,6 +41,16 @@ class Lookup:
     def baselines(self) -> tuple[tuple[Path, Baseline], ...]:
         """Every file that says something, each once."""
         return tuple({found.path: (found.path, found.baseline) for found in self.metrics.values()}.values())
+
+    @property
+    def categories(self) -> dict[str, dict[str, float]]:
+        """What each class of task came to, category -> metric -> value; from the first file that knows."""
+        known: dict[str, dict[str, float]] = {}
+        for _, baseline in self.baselines:
+            for name, metrics in baseline.categories.items():
+                for metric, launches in metrics.items():
+                    known.setdefault(name, {}).setdefault(metric, geometric_mean(launches))
+        return known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,13 +146,15 @@ def updated(
     environment: Mapping[str, object],
     provenance: Provenance,
     node: str,
+    categories: Mapping[str, Mapping[str, tuple[float, ...]]] | None = None,
     never_gated: frozenset[str] = frozenset(),
 ) -> tuple[dict[Path, Baseline], tuple[Change, ...]]:
     """Return the files to write with these rounds in them, and what that changes.
 
     A metric is updated in the file where its baseline stands, else in the measurement's own file; one that an
     alias pointed to is recorded for the node itself from now on. Direction, gate, tolerance, floor and note of an
-    old entry stay: people set them. A metric in ``never_gated`` is recorded as advisory.
+    old entry stay: people set them. A metric in ``never_gated`` is recorded as advisory. ``categories``, category ->
+    metric -> a value a launch, go where their metric goes.
     """
     by_path: dict[Path, dict[str, MetricBaseline]] = {}
     old_files = dict(lookup.baselines)
@@ -178,9 +191,21 @@ def updated(
     for path, metrics in by_path.items():
         kept = dict(old_files[path].metrics) if path in old_files else {}
         files[path] = Baseline(
-            identity=identity, environment=environment, provenance=provenance, metrics={**kept, **metrics}
+            identity=identity,
+            environment=environment,
+            provenance=provenance,
+            metrics={**kept, **metrics},
+            categories=_of_metrics(categories or {}, metrics),
         )
     return files, tuple(changes)
+
+
+def _of_metrics(
+    categories: Mapping[str, Mapping[str, tuple[float, ...]]], metrics: Iterable[str]
+) -> dict[str, dict[str, tuple[float, ...]]]:
+    wanted = set(metrics)
+    chosen = {name: {m: v for m, v in values.items() if m in wanted} for name, values in categories.items()}
+    return {name: values for name, values in chosen.items() if values}
 
 
 def outside(value: float, allowed: tuple[float | None, float | None], direction: Direction) -> bool:

@@ -54,6 +54,10 @@ class Gate:
         accepted = math.expm1(self.noise.mean)
         return min(allowed, self.noise.mean - math.log1p(accepted / 2)) if accepted > 0 else 0.0
 
+    def allowed_fraction(self) -> float:
+        """Return the same as the fraction that may be lost, or added where lower is better."""
+        return as_fraction(self.allowed_loss(), self.direction)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
@@ -223,16 +227,16 @@ def decide_all(
         step = dataclasses.replace(rule, error=holm_level(rule.error, total, rejected))
         for i, (gate, judged) in enumerate(cases):
             before = decisions[i]
-            if before is None or not _spends(before):
+            if before is None or not spends(before):
                 decisions[i] = decide(gate, judged, step, detectable=promised[i])
         done = [decision for decision in decisions if decision is not None]
-        now = called + sum(map(_spends, done))
+        now = called + sum(map(spends, done))
         if now in (rejected, total):
             return done
         rejected = now
 
 
-def _spends(decision: Decision) -> bool:
+def spends(decision: Decision) -> bool:
     """Whether a call rests on the budget. What breaks a floor alone gives no other metric more room."""
     return decision.verdict is Verdict.REGRESSION and decision.low is not None and decision.low > 0
 

@@ -63,8 +63,17 @@ def floor_standing(
     broken = room < 0 and not math.isclose(value, floor, rel_tol=1e-12)
     name = "floor" if direction == "higher" else "ceiling"
     side = ("below" if direction == "higher" else "above") if broken else "within"
-    text = f"{value:.6g} is {side} its {name} {floor:g}, by {abs(room) / error:.1f} standard errors"
+    text = f"{apart(value, floor)} is {side} its {name} {floor:g}, by {abs(room) / error:.1f} standard errors"
     return FloorStanding(floor=floor, value=value, standard_errors=room / error, broken=broken, text=text)
+
+
+def apart(value: float, limit: float) -> str:
+    """Write a value with as many digits as show on which side of the limit it is: 89.4996 is below 89.5."""
+    for digits in range(4, 17):
+        text = f"{value:.{digits}g}"
+        if float(text) != limit and (float(text) < limit) == (value < limit):
+            return text
+    return repr(value)
 
 
 def floor_risk(noise: Noise, floor: float, direction: Direction, *, rounds: float, max_launches: int) -> float:

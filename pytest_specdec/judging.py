@@ -11,14 +11,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_specdec import attach, compare, engine_env, metrics, results, validity
-from pytest_specdec.baseline import Baseline, Identity, Provenance, write_baseline
+from pytest_specdec import attach, compare, engine_env, metrics, results, stats, validity, verdict_text
+from pytest_specdec.baseline import BY_CATEGORY, Baseline, Identity, Provenance
 from pytest_specdec.baseline_store import ANY, BaselineStore, Change, Lookup, updated
+from pytest_specdec.errors import BaselineFileError, SpecdecError
 from pytest_specdec.model import Comparison, Finding, LaunchRecord, LaunchRounds, Measurement, RoundsByLaunch, Verdict
-from pytest_specdec.results import BenchmarkResult
+from pytest_specdec.plan import Plan, PlannedMeasurement
+from pytest_specdec.results import BenchmarkResult, CategoryResult
 from pytest_specdec.serving import Serving
 from pytest_specdec.settings import Settings
 from pytest_specdec.validity_run import Run
+from pytest_specdec.verdicts import Budget
 
 #: On prompts that mean nothing these say nothing about a drafter.
 _ACCEPTANCE: Final = frozenset({"accept_length", "accept_length_sglang", "accept_rate"})
@@ -28,10 +31,15 @@ _SYNTHETIC: Final = (
 )
 
 
+#: Steps that a clock seen in rounds is rounded to: it wanders by less without a reason.
+_CLOCK_STEP_MHZ: Final = 50
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Update:
+class Update:
     """What one measurement would write, when its tests pass."""
 
+    key: str
     files: Mapping[Path, Baseline]
     changes: tuple[Change, ...]
 
@@ -43,8 +51,10 @@ class Judging:
         self._settings = settings
         self._serving = serving
         self._command = command
-        self._updates: dict[str, _Update] = {}
-        self._written: list[Change] = []
+        self._updates: dict[str, Update] = {}
+        self._plan = Plan(specs=())
+        self._calls: dict[str, int] = {}
+        self._called_before: dict[str, int] = {}
 
     @cached_property
     def store(self) -> BaselineStore:
@@ -55,6 +65,59 @@ class Judging:
     def launches_for(self, measurement: Measurement) -> int:
         """How many launches a measurement is spread over, in the plan."""
         return self._settings.launches_for(recording=self._records(measurement))
+
+    def most_launches_for(self, measurement: Measurement) -> int:
+        """How many launches a close answer may take; no more than planned where nothing could be close."""
+        most = self._settings.most_launches(recording=self._records(measurement))
+        if self._settings.device == "cuda" and self._settings.node is None:
+            return most  # what there is to be judged by is not known before the host is asked
+        try:
+            found = [entry.metric for entry in self.store.lookup(measurement.key).metrics.values()]
+        except BaselineFileError:
+            found = []
+        judged = any(metric.floor is not None or (metric.gate and metric.launches) for metric in found)
+        return most if judged else self.launches_for(measurement)
+
+    def judge_for(self, plan: Plan) -> None:
+        """Take note of all that the session will judge: its gated metrics share one budget of false alarms."""
+        self._plan = plan
+
+    @cached_property
+    def _gated_metrics(self) -> int:
+        """How many gated metrics of the whole session have samples to be judged by."""
+        return sum(map(self._gates_of, self._plan.measurements))
+
+    def _gates_of(self, measurement: Measurement) -> int:
+        try:
+            lookup = self.store.lookup(measurement.key)
+        except BaselineFileError:
+            return 0  # its own test tells
+        gated = compare.gated_metrics(
+            lookup, _identity(measurement), self.store.node, drafting=True, never_gated=_never_gated(measurement)
+        )
+        return sum(bool(found.metric.launches) for name, found in lookup.metrics.items() if name in gated)
+
+    def _budget(self, measurement: Measurement) -> Budget:
+        recording = self._records(measurement)
+        # Fixed when it is first asked for: its answer must not depend on what is called later.
+        called = self._called_before.setdefault(measurement.key, sum(self._calls.values()))
+        return Budget(
+            metrics=self._gated_metrics,
+            called=called,
+            first_look=self._settings.launches_for(recording=recording),
+            max_launches=self._settings.most_launches(recording=recording),
+        )
+
+    def wants_more(self, planned: PlannedMeasurement, launches: Sequence[LaunchRounds]) -> bool:
+        """Whether the answer is too close to call, and another launch may be spent on it."""
+        recording = self._records(planned.measurement)
+        if len(launches) >= self._settings.most_launches(recording=recording):
+            return False
+        try:
+            result = self.judge(planned.measurement, launches, waived=planned.waived)
+        except SpecdecError:
+            return False  # the test that asks for this measurement tells why
+        return result.comparison.more > 0
 
     def _records(self, measurement: Measurement) -> bool:
         if self._settings.update != "new":
@@ -77,6 +140,7 @@ class Judging:
             notes.append(_SYNTHETIC)
         identity = _identity(measurement)
         environment = _environment(launches)
+        categories = results.by_category(launches, measurement)
         comparison = compare.judge(
             values,
             lookup,
@@ -85,20 +149,23 @@ class Judging:
             environment=environment,
             node=self._serving.node.slug,
             drafting=launches[-1].launch.drafting,
+            budget=self._budget(measurement),
+            categories=_category_values(categories),
             never_gated=_never_gated(measurement),
             notes=notes,
         )
+        self._calls[measurement.key] = compare.calls(comparison)
         simulated = any(finding.rule == "simulated-acceptance" and finding.status == "broken" for finding in found)
         if self._settings.update is not None:
             comparison = self._considered(
-                measurement, values, lookup, comparison, identity, environment, simulated=simulated
+                measurement, values, lookup, comparison, identity, environment, categories, simulated=simulated
             )
         return BenchmarkResult(
             measurement=measurement,
             node=self._serving.node.slug,
             launches=tuple(launches),
             metrics={name: results.summarise(name, rows) for name, rows in values.items() if any(rows)},
-            by_category=results.by_category(launches, measurement),
+            by_category=categories,
             accept_histogram=metrics.accept_histogram(tuple(done for launch in launches for done in launch.rounds)),
             comparison=comparison,
             validity=found,
@@ -132,10 +199,13 @@ class Judging:
         comparison: Comparison,
         identity: Identity,
         environment: Mapping[str, object],
+        categories: Mapping[str, CategoryResult],
         *,
         simulated: bool,
     ) -> Comparison:
         """Decide what an update makes of a judged measurement."""
+        # What an earlier launch or a more lenient test would have written is not what this one writes.
+        self._updates.pop(measurement.key, None)
         # Another identity is what re-recording is for; every other violation is of the run itself.
         if any(violation.rule != "identity" for violation in comparison.violations):
             return comparison
@@ -143,6 +213,12 @@ class Judging:
             return comparison
         if simulated:
             return _noted(comparison, "not recorded: simulated acceptance never becomes a baseline")
+        if comparison.verdict is Verdict.INCONCLUSIVE:
+            return _noted(
+                comparison,
+                "not recorded: an inconclusive run becomes no baseline; measure on more launches "
+                "(--specdec-launches=N), or delete the old file first",
+            )
         if self._settings.update == "new" and any(path.parent.name != ANY for path in lookup.files):
             return comparison
         provenance = Provenance(
@@ -158,6 +234,7 @@ class Judging:
             environment=environment,
             provenance=provenance,
             node=self._serving.node.slug,
+            categories=_category_launches(categories),
             never_gated=_never_gated(measurement),
         )
         loosened = [change for change in changes if change.loosened]
@@ -167,33 +244,21 @@ class Judging:
                 comparison,
                 f"not recorded, it would loosen a limit: {refused}; give --specdec-allow-loosening to write it",
             )
-        self._updates[measurement.key] = _Update(files=files, changes=changes)
+        self._updates[measurement.key] = Update(key=measurement.key, files=files, changes=changes)
         changed = [f"its identity changed: {violation.reason}" for violation in comparison.violations]
         recorded = dataclasses.replace(
             comparison, verdict=Verdict.PASS, violations=(), notes=(*comparison.notes, *changed)
         )
         return _noted(recorded, f"recorded for {', '.join(str(path) for path in files)}")
 
-    def write_updates(self, *, excluded: set[str]) -> None:
-        """Write the baselines of measurements whose tests passed; a copy lies in the report, for a run elsewhere."""
-        for key, update in sorted(self._updates.items()):
-            if key in excluded:
-                continue
-            for path, recorded in update.files.items():
-                write_baseline(path, recorded)
-                handed_over = self._settings.report_dir / "baselines" / path.relative_to(self._settings.baselines_dir)
-                write_baseline(handed_over, recorded)
-            self._written += update.changes
-        self._updates.clear()
-
-    def changes(self) -> list[str]:
-        """Return a line for each metric that was written."""
-        return [change.line() for change in self._written]
+    def updates(self) -> tuple[Update, ...]:
+        """Return what this process would write, sorted by measurement."""
+        return tuple(self._updates[key] for key in sorted(self._updates))
 
     def failure_text(self, result: BenchmarkResult, *, nodeid: str) -> str:
         """Return what a failed test shows."""
         key = result.measurement.key
-        return compare.failure_text(
+        return verdict_text.failure_text(
             result.comparison,
             key=key,
             wanted_path=str(self.store.lookup(key).path),
@@ -242,11 +307,46 @@ def _identity(measurement: Measurement) -> Identity:
     )
 
 
+def _category_values(categories: Mapping[str, CategoryResult]) -> dict[str, dict[str, float]]:
+    return {
+        name: {metric: summary.value for metric, summary in category.metrics.items()}
+        for name, category in categories.items()
+    }
+
+
+def _category_launches(categories: Mapping[str, CategoryResult]) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Return what a baseline keeps of each class of task: a value a launch. One class alone is the whole."""
+    if len(categories) < 2:
+        return {}
+    return {
+        name: {
+            metric: tuple(stats.geometric_mean(launch) for launch in category.metrics[metric].launches if launch)
+            for metric in BY_CATEGORY
+            if metric in category.metrics
+        }
+        for name, category in categories.items()
+    }
+
+
+def _clocks(launches: Sequence[LaunchRounds]) -> dict[str, object]:
+    """Return what the GPUs did while measured: the slowest's clock, and whether the power limit held any down."""
+    spans = [done.gpu for launch in launches for done in launch.rounds if done.gpu is not None]
+    seen = [gpu for span in spans for gpu in span.gpus if not span.own_uuids or gpu.uuid in span.own_uuids]
+    clocks = [gpu.sm_mhz for gpu in seen if gpu.sm_mhz is not None]
+    if not clocks:
+        return {}
+    return {
+        "gpu_measured_sm_mhz": _CLOCK_STEP_MHZ * round(min(clocks) / _CLOCK_STEP_MHZ),
+        "gpu_power_capped": any(gpu.power_capped_share > 0.5 for gpu in seen),
+    }
+
+
 def _environment(launches: Sequence[LaunchRounds]) -> dict[str, Any]:
     """Return the environment of the last launch, flat: facts, and effective arguments as ``args.<name>``."""
     launch, template = launches[-1].launch, launches[-1].template
     return {
         **({} if template is None else {"chat_template_hash": template.short_hash}),
+        **_clocks(launches),
         "sglang_version": launch.sglang_version,
         "spec_hash": launch.spec_hash,
         "command": launch.command,

@@ -296,8 +296,10 @@ class LaunchRounds:
 class MetricVerdict:
     """The judgement on one metric. ``change`` is value/baseline - 1, signed as measured (+ is more, not better).
 
-    ``allowed_low`` and ``allowed_high`` bound the values that pass (None: no bound on that side).
-    ``verdict`` is None when the metric was neither compared nor held to a floor.
+    ``change_low`` and ``change_high`` bound it, at the levels that a regression and a pass are called at.
+    ``catches`` is the loss, as a fraction above 0, that must be ruled out for a pass. ``launches`` is how many were
+    judged: a metric that is decided is not judged again when another asks for more. All are None or 0 where nothing
+    was compared. ``verdict`` is None when the metric was neither compared nor held to a floor.
     """
 
     metric: str
@@ -307,12 +309,40 @@ class MetricVerdict:
     value: float | None
     baseline: float | None
     change: float | None
-    allowed_low: float | None
-    allowed_high: float | None
     floor: float | None
     verdict: Verdict | None
     reason: str
+    change_low: float | None = None
+    change_high: float | None = None
+    catches: float | None = None
+    launches: int = 0
+    stale: bool = False
     source: str | None = None
+
+
+#: What a change comes from: its likeliest kind.
+Cause = Literal["drafter", "engine", "machine", "workload"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CategoryChange:
+    """How one class of task moved: fractions, None where the baseline or the run has no value."""
+
+    category: str
+    accept_length: float | None
+    verify_rate: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentChange:
+    """One fact or effective argument that is not what the baseline was recorded with; both sides as shown."""
+
+    key: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before} -> {self.after}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +350,8 @@ class Comparison:
     """The judgement on one measurement, with all that a reader needs to see why.
 
     ``split`` explains a change of decode throughput: (accept length change, verify rate change) as
-    fractions, None where the server does not draft or the baseline lacks one of them.
+    fractions, None where the server does not draft or the baseline lacks one of them. ``cause`` is the likeliest kind
+    of a loss. ``more``: launches that are still worth spending on an answer that is too close to call.
     """
 
     verdict: Verdict
@@ -328,5 +359,8 @@ class Comparison:
     violations: tuple[Violation, ...]
     baseline_path: str | None
     split: tuple[float, float] | None
-    environment_changes: tuple[str, ...]
+    environment_changes: tuple[EnvironmentChange, ...]
     notes: tuple[str, ...]
+    categories: tuple[CategoryChange, ...] = ()
+    cause: Cause | None = None
+    more: int = 0

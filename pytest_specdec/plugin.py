@@ -275,11 +275,14 @@ def pytest_runtest_makereport(
     """Give failures of ours their status word, and their message without a traceback of our internals."""
     message: str | None = None
     if item.stash.get(_OURS, False):
-        item.user_properties[:] = [entry for entry in item.user_properties if entry[0] != "specdec_status"]
+        status: str | None = None
         if call.excinfo is not None:
             status, message = _session_of(item.config).status_of(call.excinfo.value)
-            if status is not None:
-                item.user_properties.append(("specdec_status", status))
+        # A rerun begins without one; after the call it stays, because JUnit reads the properties of the teardown.
+        if call.when == "setup" or status is not None:
+            item.user_properties[:] = [entry for entry in item.user_properties if entry[0] != "specdec_status"]
+        if status is not None:
+            item.user_properties.append(("specdec_status", status))
     report = yield
     if message is not None and report.failed:
         report.longrepr = message
@@ -338,6 +341,8 @@ class _Outcomes:
         self._config = config
         self._tally = Tally()
         self._documents: list[dict[str, Any]] = []
+        self._updates: list[dict[str, Any]] = []
+        self._changes: list[str] = []
         self._report_path: str | None = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -347,9 +352,10 @@ class _Outcomes:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:  # noqa: ANN401  # xdist's node controller
         """Take over what an xdist worker measured."""
-        document = getattr(node, "workeroutput", {}).get(_WORKER_OUTPUT)
-        if document is not None:
-            self._documents.append(document)
+        output = getattr(node, "workeroutput", {}).get(_WORKER_OUTPUT)
+        if output is not None:
+            self._documents.append(output[0])
+            self._updates.append(output[1])
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -361,24 +367,34 @@ class _Outcomes:
         if specdec is not None:
             if not specdec.finish():
                 self._tally.failed.add("infrastructure")
-            document = specdec.document()
+            document, updates = specdec.document(), specdec.updates()
             if hasattr(self._config, "workeroutput"):
-                self._config.workeroutput[_WORKER_OUTPUT] = document
+                self._config.workeroutput[_WORKER_OUTPUT] = (document, updates)
                 return
             self._documents.append(document)
+            self._updates.append(updates)
         if any(document["measurements"] or document["failures"] for document in self._documents):
-            from pytest_specdec import session as sessions  # noqa: PLC0415  # loaded on first use
-
-            settings = options.load_settings(self._config)
-            document = sessions.merged(self._documents)
-            try:
-                self._report_path = str(sessions.write_report(settings, document, os.environ))
-            except InfrastructureError as error:
-                self._report_path = f"not written: {error}"
+            self._write()
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not self._collects_only:
             code = self._tally.exit_code(asked_to_measure=self._asked_to_measure)
             if code is not None:
                 session.exitstatus = code
+
+    def _write(self) -> None:
+        """Write baselines first, then the results with what became of them."""
+        from pytest_specdec import session as sessions  # noqa: PLC0415  # loaded on first use
+
+        settings = options.load_settings(self._config)
+        try:
+            self._changes = sessions.write_baselines(settings, self._updates)
+        except InfrastructureError as error:
+            self._changes = [str(error)]
+            self._tally.failed.add("infrastructure")
+        document = sessions.merged(self._documents, self._changes)
+        try:
+            self._report_path = str(sessions.write_report(settings, document, os.environ))
+        except InfrastructureError as error:
+            self._report_path = f"not written: {error}"
 
     @property
     def _collects_only(self) -> bool:
@@ -397,7 +413,7 @@ class _Outcomes:
             return
         from pytest_specdec import session as sessions  # noqa: PLC0415  # loaded on first use
 
-        lines = sessions.summary_lines(sessions.merged(self._documents), self._report_path)
+        lines = sessions.summary_lines(sessions.merged(self._documents, self._changes), self._report_path)
         if not lines:
             return
         terminalreporter.section("speculative decoding")

@@ -32,7 +32,7 @@ RESULTS_SCHEMA_VERSION: Final = 1
 class MetricSummary:
     """One metric over all rounds and launches.
 
-    ``value`` is the estimate that is judged: the geometric mean over launches of each launch's median round.
+    ``value`` is the estimate that is judged: the geometric mean over launches of each launch's geometric mean.
     ``low`` and ``high`` are the lowest and highest round; ``spread`` is (high - low) / median.
     """
 
@@ -59,7 +59,7 @@ def summarise(name: str, launches: RoundsByLaunch) -> MetricSummary:
         name=name,
         unit=metrics.METRICS[name].unit,
         launches=launches,
-        value=stats.geometric_mean([stats.median(launch) for launch in launches if launch]),
+        value=stats.mean_of_launches([launch for launch in launches if launch]),
         median=stats.median(rounds),
         low=min(rounds),
         high=max(rounds),
@@ -222,7 +222,7 @@ def to_json(result: BenchmarkResult) -> dict[str, Any]:
         "verdict": str(comparison.verdict),
         "violations": [dataclasses.asdict(violation) for violation in comparison.violations],
         "baseline": comparison.baseline_path,
-        "environment_changes": list(comparison.environment_changes),
+        "environment_changes": [dataclasses.asdict(change) for change in comparison.environment_changes],
         "notes": list(comparison.notes),
         "accept_histogram": None if result.accept_histogram is None else list(result.accept_histogram),
         "acceptance_by_position": None
@@ -236,6 +236,8 @@ def to_json(result: BenchmarkResult) -> dict[str, Any]:
         "split": None
         if comparison.split is None
         else {"accept_length": comparison.split[0], "verify_rate": comparison.split[1]},
+        "cause": comparison.cause,
+        "category_changes": [dataclasses.asdict(change) for change in comparison.categories],
         "launches": [launch_json(launch.launch) for launch in result.launches],
     }
 

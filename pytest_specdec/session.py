@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
 
-from pytest_specdec import baseline_admin, declare, judging, plan, preflight, report, results
+from pytest_specdec import baseline_admin, baseline_updates, declare, judging, plan, preflight, report, results
 from pytest_specdec.errors import DisagreementError, InfrastructureError, SpecdecError, UserInputError
 from pytest_specdec.model import Verdict
 from pytest_specdec.plan import PlannedTest
@@ -200,14 +200,16 @@ class SpecdecSession:
     def make_plan(self, tests: Sequence[PlannedTest]) -> None:
         """Fix what will be measured."""
         try:
-            self._plan = plan.build_plan(tests, self.judging.launches_for)
+            self._plan = plan.build_plan(tests, self.judging.launches_for, self.judging.most_launches_for)
         except UserInputError as error:
             raise pytest.UsageError(str(error)) from None
+        self.judging.judge_for(self._plan)
         keep = None if self.settings.keep_servers_s is None else self.serving.keep
         self._pool = ServerPool(
             self._plan,
             start=self.serving.start,
             measure=self.serving.measure,
+            wants_more=self.judging.wants_more,
             keep=keep,
             keeps_late=not hasattr(self._config, "workerinput"),
         )
@@ -340,7 +342,7 @@ class SpecdecSession:
             self._pool.close()
 
     def finish(self) -> bool:
-        """Write what this process measured: baselines first, then the results with what became of them.
+        """Stop servers and write what this process measured.
 
         Returns False when a server could not be ended, after saying so.
         """
@@ -352,7 +354,6 @@ class SpecdecSession:
             self.serving.failed("the last server", str(error))
             self._say(str(error))
         finally:
-            self.judging.write_updates(excluded=self._failed_keys)
             if self._shown:
                 # The report says so as well.
                 with suppress(InfrastructureError):
@@ -366,14 +367,17 @@ class SpecdecSession:
             **self.serving.header(),
             "command": _command(self._config),
             "launch_count": 0 if self._pool is None else self._pool.launch_count,
-            "baseline_changes": self.judging.changes(),
             "failures": self.serving.failures,
             "measurements": [self._shown[key] for key in sorted(self._shown)],
         }
 
+    def updates(self) -> dict[str, Any]:
+        """Return the baselines that this process would write, and the measurements of which a test failed."""
+        return {"wanted": baseline_updates.wanted(self.judging.updates()), "failed": sorted(self._failed_keys)}
+
     def write(self) -> Path:
         """Rewrite this process's ``results.json``."""
-        return self.recorder.write(self.document())
+        return self.recorder.write({**self.document(), "baseline_changes": []})
 
     def _reporter(self) -> pytest.TerminalReporter | None:
         """Where lines are written; quiet runs and workers stay quiet."""
@@ -385,14 +389,22 @@ class SpecdecSession:
         return nullcontext() if capture is None else capture.global_and_fixture_disabled()
 
 
-def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merged(documents: Sequence[Mapping[str, Any]], baseline_changes: Sequence[str] = ()) -> dict[str, Any]:
     """One results document from those of several processes (xdist workers)."""
-    first = dict(documents[0])
-    for name in ("baseline_changes", "failures", "measurements"):
+    first = {**documents[0], "baseline_changes": list(baseline_changes)}
+    for name in ("failures", "measurements"):
         first[name] = [entry for document in documents for entry in document[name]]
     first["measurements"].sort(key=lambda entry: str(entry["key"]))
     first["launch_count"] = sum(document["launch_count"] for document in documents)
     return first
+
+
+def write_baselines(settings: Settings, updates: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Write what the session's processes want to record; returns a line for each metric that changed.
+
+    Raises :class:`InfrastructureError` where that can't be done.
+    """
+    return baseline_updates.write(updates, root=settings.baselines_dir, report_dir=settings.report_dir)
 
 
 def write_report(settings: Settings, document: Mapping[str, Any], environ: Mapping[str, str]) -> Path:
@@ -415,12 +427,20 @@ def write_report(settings: Settings, document: Mapping[str, Any], environ: Mappi
 def summary_lines(document: Mapping[str, Any], report_path: str | None) -> list[str]:
     """Return what the terminal shows at the end of a session."""
     lines = report.table_lines(document)
-    notes = {note: None for entry in document["measurements"] for note in entry["notes"]}
-    lines += notes
+    lines += _notes(document["measurements"])
     lines += [f"{change}" for change in document["baseline_changes"]]
     if report_path is not None:
         lines.append(f"report: {report_path}")
     return lines
+
+
+def _notes(measurements: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each note once, with the measurements that it is about where it isn't about all."""
+    about: dict[str, list[str]] = {}
+    for entry in measurements:
+        for note in entry["notes"]:
+            about.setdefault(note, []).append(str(entry["key"]))
+    return [note if len(keys) == len(measurements) else f"{', '.join(keys)}: {note}" for note, keys in about.items()]
 
 
 def _command(config: pytest.Config) -> str:

@@ -44,6 +44,11 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(math.fsum(math.log(value) for value in values) / len(values))
 
 
+def mean_of_launches(launches: Sequence[Sequence[float]]) -> float:
+    """Return the geometric mean over launches of each launch's geometric mean; raises as :func:`geometric_mean`."""
+    return geometric_mean([geometric_mean(launch) for launch in launches])
+
+
 def quantile(values: Sequence[float], q: float) -> float:
     """Return the q-quantile (0 <= q <= 1) by linear interpolation between order statistics (R's type 7)."""
     if not values:

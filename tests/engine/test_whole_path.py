@@ -7,22 +7,42 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent.parent
+SLOW_ENGINE = Path(__file__).parent / "slow_engine"
+
+
+KEY = "tiny-standalone--smoke--c1--o64"
+
+
+def copied(directory: Path) -> Path:
+    """A copy of the perf suite without any baseline."""
+    shutil.copytree(REPOSITORY / "tests" / "perf", directory / "tests" / "perf")
+    (directory / "pytest.ini").write_text("[pytest]\npythonpath = .\naddopts = --import-mode=importlib\n")
+    return directory
 
 
 @pytest.fixture
 def scratch(tmp_path: Path, engine_python: str) -> Path:
-    """A copy of the perf suite without any baseline."""
-    shutil.copytree(REPOSITORY / "tests" / "perf", tmp_path / "tests" / "perf")
-    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\naddopts = --import-mode=importlib\n")
-    return tmp_path
+    return copied(tmp_path)
 
 
-def run(directory: Path, *command: str, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory, engine_python: str) -> Path:
+    """The same with a baseline that one launch recorded."""
+    directory = copied(tmp_path_factory.mktemp("recorded"))
+    done = pytest_in(directory, "--update-baselines", "--specdec-launches=1")
+    assert done.returncode == 0, done.stdout
+    return directory
+
+
+def run(
+    directory: Path, *command: str, cache: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command with a cache, and so a host lock, of its own: this pytest session may hold a server meanwhile."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return subprocess.run(
@@ -32,6 +52,7 @@ def run(directory: Path, *command: str, cache: Path | None = None) -> subprocess
             **clean,
             "PYTEST_SPECDEC_PYTHON": os.environ["PYTEST_SPECDEC_PYTHON"],
             "PYTEST_SPECDEC_CACHE": str(cache or directory / "cache"),
+            **(env or {}),
         },
         capture_output=True,
         text=True,
@@ -40,31 +61,57 @@ def run(directory: Path, *command: str, cache: Path | None = None) -> subprocess
     )
 
 
-def pytest_in(directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
+def pytest_in(directory: Path, *args: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     words = ["tests/perf", "--specdec-device=cpu", "-k", "tiny-standalone", "-p", "no:randomly"]
-    return run(directory, sys.executable, "-m", "pytest", *words, *args)
+    return run(directory, sys.executable, "-m", "pytest", *words, *args, env=env)
 
 
-def test_a_second_run_passes_against_the_first_and_a_raised_floor_fails(scratch: Path) -> None:
-    recorded = pytest_in(scratch, "--update-baselines", "--specdec-launches=1")
-    assert recorded.returncode == 0, recorded.stdout
-    (path,) = (scratch / "baselines").glob("cpu-*/tiny-standalone--smoke--c1--o64.json")
-
-    again = pytest_in(scratch)
-    assert again.returncode == 0, again.stdout
-
+def baselines_of(recorded: Path, directory: Path, **decode: object) -> tuple[Path, Path]:
+    """Copy the recorded baselines and change what is held of decode_tok_s; the directory and the file."""
+    shutil.copytree(recorded / "baselines", directory / "baselines")
+    (path,) = (directory / "baselines").glob(f"cpu-*/{KEY}.json")
     stored = json.loads(path.read_text())
-    speed = stored["metrics"]["decode_tok_s"]
-    speed["floor"] = 100 * max(max(rounds) for rounds in speed["launches"])
+    stored["metrics"]["decode_tok_s"].update(decode)
     path.write_text(json.dumps(stored))
-    failed = pytest_in(scratch)
+    return directory / "baselines", path
+
+
+def test_unchanged_code_passes_ten_times_out_of_ten_and_a_raised_floor_fails(recorded: Path, tmp_path: Path) -> None:
+    """Each run judges against the recording; they share one server, kept from run to run."""
+    for _ in range(10):
+        again = pytest_in(recorded, "--specdec-keep-servers", "--specdec-rounds=1")
+        assert again.returncode == 0, again.stdout
+        (measured,) = json.loads((recorded / ".specdec" / "results.json").read_text())["measurements"]
+        (accept,) = [row for row in measured["judged"] if row["metric"] == "accept_length"]
+        assert (accept["gated"], accept["verdict"], accept["change"]) == (True, "pass", 0.0)
+
+    speed = measured["metrics"]["decode_tok_s"]["value"]
+    baselines, path = baselines_of(recorded, tmp_path, floor=100 * speed)
+    failed = pytest_in(recorded, f"--specdec-baselines={baselines}", "--specdec-rounds=1")
 
     assert failed.returncode == 1, failed.stdout
-    assert f"is below its floor {speed['floor']:g}" in failed.stdout
+    assert f"is below its floor {100 * speed:g}" in failed.stdout
     assert str(path) in failed.stdout
-    report = scratch / ".specdec" / "report.html"
+    report = recorded / ".specdec" / "report.html"
     assert str(report) in failed.stdout
     assert report.exists()
+
+
+def test_a_slower_engine_is_blamed_on_the_engine(recorded: Path, tmp_path: Path) -> None:
+    """SGLang's own plug-in hooks put a sleep before each step: the same tokens, later."""
+    baselines, _ = baselines_of(recorded, tmp_path, gate=True)
+
+    slow = pytest_in(
+        recorded, f"--specdec-baselines={baselines}", "--specdec-rounds=1", env={"PYTHONPATH": str(SLOW_ENGINE)}
+    )
+
+    assert slow.returncode == 1, slow.stdout
+    assert "REGRESSION" in slow.stdout
+    assert "the engine got slower, not the drafter" in slow.stdout
+    (measured,) = json.loads((recorded / ".specdec" / "results.json").read_text())["measurements"]
+    assert measured["cause"] == "engine"
+    assert measured["split"]["accept_length"] == 0.0
+    assert measured["split"]["verify_rate"] < -0.2
 
 
 @pytest.mark.parametrize(
@@ -111,5 +158,5 @@ def test_the_demo_finds_a_drafter_that_got_worse(engine_python: str, tmp_path: P
     first, second = done.stdout.split("== 2 of 2")
     assert "2 passed" in first
     assert "REGRESSION: tiny-standalone--smoke--c1--o64: accept_length" in second
-    assert "the drafter got worse" in second
+    assert "the drafter got worse (fewer draft tokens are right), not the engine" in second
     assert "report.html" in second

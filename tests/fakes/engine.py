@@ -4,7 +4,8 @@ Run as ``engine.py -m sglang.launch_server --model-path M --port P ...`` it prin
 serves SGLang-shaped HTTP; run as ``engine.py -c CODE`` it runs CODE with a fake ``sglang`` distribution.
 A spec's environment drives it:
 
-``FAKE_ACCEPT``        tokens a verify step (with ``--speculative-algorithm``), default 3
+``FAKE_ACCEPT``        tokens a verify step (with ``--speculative-algorithm``), default 3; several, with commas
+                       between them, for the first launch that ``FAKE_COUNTER`` counts, the second, and round again
 ``FAKE_STEP_MS``       milliseconds a step, default 2
 ``FAKE_NO_VERIFY_CT``  set: the server drafts but does not say how often it verified
 ``FAKE_STOP_AT``       stop each answer after this many tokens
@@ -120,7 +121,7 @@ def steps(request: dict[str, object]):  # type: ignore[no-untyped-def]  # noqa: 
     wanted = int(params["max_new_tokens"])
     total = min(wanted, int(os.environ.get("FAKE_STOP_AT", wanted)))
     drafting = option("--speculative-algorithm") is not None
-    accept = float(os.environ.get("FAKE_ACCEPT", "3")) if drafting else 1.0
+    accept = accepted() if drafting else 1.0
     seed = sum(map(ord, str(request.get("text", ""))))
     ids = [(seed * 31 + i * 17 + i * i) % 500 for i in range(total)]
     done, verified, owed = 1, 0, 0.0
@@ -164,11 +165,21 @@ def server_info() -> dict[str, object]:
     return {**args, "internal_states": [{**args, "memory_usage": {"token_capacity": 16384}}]}
 
 
+#: Which of the counted launches this is.
+LAUNCH = [1]
+
+
+def accepted() -> float:
+    choices = os.environ.get("FAKE_ACCEPT", "3").split(",")
+    return float(choices[(LAUNCH[0] - 1) % len(choices)])
+
+
 def serve() -> None:
     counter = os.environ.get("FAKE_COUNTER")
     if counter:
         with Path(counter).open("a") as file:
             file.write(" ".join(sys.argv[1:]) + "\n")
+        LAUNCH[0] = len(Path(counter).read_text().splitlines())
     if "FAKE_GPU" in os.environ:
         with (Path(os.environ["FAKE_GPU"]) / "processes.csv").open("a") as file:
             file.write(f"GPU-0, {os.getpid()}, sglang::scheduler\n")

@@ -64,7 +64,7 @@ def test_a_second_run_passes_against_what_the_first_recorded(recorded: Suite) ->
 def test_a_recorded_file_holds_identity_environment_and_provenance(recorded: Suite) -> None:
     stored = json.loads(recorded.baseline(KEY).read_text())
 
-    assert stored["schema_version"] == 1
+    assert stored["schema_version"] == 2
     assert stored["identity"]["output_tokens"] == 31
     assert stored["identity"]["concurrency"] == 1
     assert len(stored["identity"]["workload_hash"]) == 64
@@ -169,7 +169,7 @@ def test_a_test_that_fails_for_a_reason_of_its_own_writes_no_baseline(suite: Sui
         (lambda text: text[: len(text) // 2], KEY),
         (lambda text: text.replace('"tolerance": 0.01', '"tolerance": NaN'), "NaN"),
         (lambda text: text.replace('"tolerance": 0.01', '"tolerance": -1'), "tolerance"),
-        (lambda text: text.replace('"schema_version": 1', '"schema_version": 99'), "99"),
+        (lambda text: text.replace('"schema_version": 2', '"schema_version": 99'), "99"),
     ],
 )
 def test_a_broken_baseline_file_never_disables_the_gate(

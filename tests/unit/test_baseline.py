@@ -3,9 +3,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import random
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import jsonschema
@@ -29,6 +31,7 @@ from pytest_specdec.model import RoundsByLaunch, Sampling
 
 ROOT = Path(__file__).parent.parent.parent
 VERSION_1 = ROOT / "tests" / "data" / "baselines" / "version-1.json"
+VERSION_2 = ROOT / "tests" / "data" / "baselines" / "version-2.json"
 SCHEMA = json.loads(resources.files("pytest_specdec").joinpath("schemas/baseline.schema.json").read_text("utf-8"))
 
 IDENTITY = Identity(
@@ -90,10 +93,76 @@ def test_a_file_of_version_1_is_read() -> None:
     )
 
 
+def test_a_file_of_version_2_knows_the_classes_of_task_as_well() -> None:
+    stored = read_baseline(VERSION_2)
+
+    assert stored.categories == {
+        "code": {"accept_length": (3.1, 3.0), "verify_rate": (40.0, 39.5)},
+        "prose": {"accept_length": (1.9, 2.0)},
+    }
+    assert dataclasses.replace(stored, categories={}) == read_baseline(VERSION_1)
+
+
 def test_writing_what_was_read_gives_the_same_bytes(tmp_path: Path) -> None:
+    write_baseline(tmp_path / "a.json", read_baseline(VERSION_2))
+
+    assert (tmp_path / "a.json").read_bytes() == VERSION_2.read_bytes()
+
+
+def test_what_a_file_derives_follows_from_its_rounds_as_it_holds_them(tmp_path: Path) -> None:
+    random_ = random.Random(3)  # a seed makes this repeat
+    path = tmp_path / "a.json"
+    for _ in range(20):
+        rounds = tuple(tuple(100 * math.exp(random_.gauss(0, 0.01)) for _ in range(5)) for _ in range(5))
+        write_baseline(path, baseline(decode_tok_s=metric("decode_tok_s", *rounds)))
+        before = path.read_bytes()
+
+        write_baseline(path, read_baseline(path))
+
+        assert path.read_bytes() == before
+
+
+def test_a_file_of_version_1_is_written_as_version_2_with_a_mean_of_geometric_means(tmp_path: Path) -> None:
     write_baseline(tmp_path / "a.json", read_baseline(VERSION_1))
 
-    assert (tmp_path / "a.json").read_bytes() == VERSION_1.read_bytes()
+    written, expected = jsonfile.read(tmp_path / "a.json"), jsonfile.read(VERSION_2)
+    del expected["categories"]
+    assert written == expected
+    # The median round is 100; the geometric mean of 100, 102 and 98 is not.
+    assert jsonfile.read(VERSION_1)["metrics"]["decode_tok_s"]["mean"] == 100.0
+    assert written["metrics"]["decode_tok_s"]["mean"] == pytest.approx((100.0 * 102 * 98) ** (1 / 3), rel=1e-5)
+
+
+def test_a_broken_file_of_version_1_is_told_as_what_it_is(tmp_path: Path) -> None:
+    document = {**jsonfile.read(VERSION_1), "metrics": {"decode_tok_s": 7}}
+    (tmp_path / "a.json").write_text(json.dumps(document), encoding="utf-8")
+
+    with pytest.raises(BaselineFileError, match=r"metrics\.decode_tok_s: expected an object, got 7"):
+        read_baseline(tmp_path / "a.json")
+
+
+def test_the_detectable_change_that_is_written_is_that_of_the_metrics_that_gate_in_the_file() -> None:
+    """Greedy acceptance: the smallest sigma is all its noise, and the tolerance stands in front of the rest."""
+    steady = metric("accept_length", *5 * ((2.5, 2.5),))
+    noisy = metric("decode_tok_s", *(tuple(100 * math.exp(x / 100 + y) for y in (-0.01, 0.01)) for x in range(5)))
+
+    def seen(name: str, recorded: Baseline) -> float:
+        return float(to_document(recorded)["metrics"][name]["detectable_change"])
+
+    # Five launches recorded, three judged: sd 0.002 sqrt(1/5 + 1/3), missed once in twenty.
+    loss = -math.log(0.99) + NormalDist().inv_cdf(0.95) * 0.002 * math.sqrt(1 / 5 + 1 / 3)
+    assert seen("accept_length", baseline(accept_length=steady)) == pytest.approx(1 - math.exp(-loss), abs=5e-5)
+    alone = seen("decode_tok_s", baseline(decode_tok_s=noisy))
+    assert seen("decode_tok_s", baseline(decode_tok_s=noisy, accept_length=steady)) > alone, "two share false alarms"
+    advisory, floor_only = dataclasses.replace(steady, gate=False), metric("accept_length", floor=2.0)
+    assert seen("decode_tok_s", baseline(decode_tok_s=noisy, accept_length=advisory)) == alone
+    assert seen("decode_tok_s", baseline(decode_tok_s=noisy, accept_length=floor_only)) == alone
+
+
+def test_without_samples_no_detectable_change_is_written() -> None:
+    document = to_document(baseline(decode_tok_s=metric("decode_tok_s", floor=89.5)))
+
+    assert "detectable_change" not in document["metrics"]["decode_tok_s"]
 
 
 def test_a_written_file_holds_the_mean_and_the_noise_that_follow_from_its_rounds(tmp_path: Path) -> None:
@@ -105,11 +174,11 @@ def test_a_written_file_holds_the_mean_and_the_noise_that_follow_from_its_rounds
 
     assert stored["sd_within"] == pytest.approx(math.sqrt(2), rel=1e-5)
     assert stored["sd_between"] == pytest.approx(math.sqrt((4 - 2) / 2), rel=1e-5)
-    assert stored["mean"] == pytest.approx(math.cosh(1) * math.e, rel=1e-5)  # medians cosh(1) and cosh(1) e^2
+    assert stored["mean"] == pytest.approx(math.e, rel=1e-5)  # geometric means 1 and e^2
 
 
-def test_the_estimate_is_the_geometric_mean_over_launches_of_median_rounds() -> None:
-    assert estimate(((99.0, 100.0, 180.0), (121.0,))) == pytest.approx(110.0)  # sqrt(100 * 121)
+def test_the_estimate_is_the_geometric_mean_over_launches_of_their_geometric_means() -> None:
+    assert estimate(((80.0, 125.0), (121.0,))) == pytest.approx(110.0)  # sqrt(80 * 125) is 100, sqrt(100 * 121)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +207,7 @@ Spoil = Callable[[dict[str, Any]], object]
 
 
 def spoiled(path: Path, spoil: Spoil) -> Path:
-    document = json.loads(VERSION_1.read_text(encoding="utf-8"))
+    document = json.loads(VERSION_2.read_text(encoding="utf-8"))
     spoil(document)
     path.write_text(json.dumps(document), encoding="utf-8")
     return path
@@ -215,18 +284,37 @@ REMEDY = "correct it, or delete the file and record again with --update-baseline
         ),
         (
             assign(120.0, "metrics", "decode_tok_s", "mean"),
-            f"metrics.decode_tok_s.mean: expected 100, which follows from the launches, got 120.0; {REMEDY}",
+            f"metrics.decode_tok_s.mean: expected 99.9867, which follows from the launches, got 120.0; {REMEDY}",
         ),
         (
             assign([], "metrics", "decode_tok_s", "launches"),
             (
                 "metrics.decode_tok_s.mean: expected no mean beside empty launches (set a floor to hold a metric to a "
-                f"number), got 100.0; {REMEDY}"
+                f"number), got 99.9867; {REMEDY}"
             ),
         ),
         (
             assign(-1.0, "metrics", "decode_tok_s", "sd_within"),
             f"metrics.decode_tok_s.sd_within: expected a number of at least 0, got -1.0; {REMEDY}",
+        ),
+        (
+            assign(-0.1, "metrics", "decode_tok_s", "detectable_change"),
+            f"metrics.decode_tok_s.detectable_change: expected a number of at least 0, got -0.1; {REMEDY}",
+        ),
+        (
+            assign([3.1, 0], "categories", "code", "accept_length"),
+            f"categories.code.accept_length[1]: expected a number above 0, got 0; {REMEDY}",
+        ),
+        (
+            assign([], "categories", "code", "accept_length"),
+            (
+                "categories.code.accept_length: expected a list of values, one a launch, that is not empty, got []; "
+                + REMEDY
+            ),
+        ),
+        (
+            assign([3.1], "categories", "code", "accept_lenght"),
+            "categories.code.accept_lenght: unknown key (did you mean 'accept_length'?); delete or correct it",
         ),
         (
             assign(89.5, "metrics", "decode_tok_s", "flor"),
@@ -286,8 +374,8 @@ REMEDY = "correct it, or delete the file and record again with --update-baseline
             ),
         ),
         (
-            assign(2, "schema_version"),
-            "schema_version is 2, and this pytest-specdec reads up to 1: upgrade it",
+            assign(3, "schema_version"),
+            "schema_version is 3, and this pytest-specdec reads up to 2: upgrade it",
         ),
         (
             lambda document: document.pop("schema_version"),
@@ -308,9 +396,9 @@ def test_a_malformed_file_is_refused_with_path_key_and_remedy(tmp_path: Path, sp
 
 
 def test_a_mean_that_differs_in_the_last_digit_kept_is_accepted(tmp_path: Path) -> None:
-    path = spoiled(tmp_path / "a.json", assign(100.0001, "metrics", "decode_tok_s", "mean"))
+    path = spoiled(tmp_path / "a.json", assign(99.9868, "metrics", "decode_tok_s", "mean"))
 
-    assert read_baseline(path).metrics["decode_tok_s"].mean == 100.0
+    assert read_baseline(path).metrics["decode_tok_s"].mean == pytest.approx(99.98667, rel=1e-7)
 
 
 def test_a_time_in_utc_may_end_in_z(tmp_path: Path) -> None:
@@ -329,7 +417,7 @@ def test_unknown_identity_is_allowed_in_a_document(tmp_path: Path) -> None:
 
 
 def committed() -> list[Path]:
-    return [*sorted(ROOT.glob("baselines/*/*.json")), VERSION_1]
+    return [*sorted(ROOT.glob("baselines/*/*.json")), VERSION_2]
 
 
 @pytest.mark.parametrize("path", committed(), ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -344,7 +432,7 @@ def test_every_committed_baseline_fits_the_schema_and_is_written_as_the_program_
 
 def test_the_schema_is_itself_valid_and_names_the_keys_that_the_program_writes() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    document = to_document(read_baseline(VERSION_1))
+    document = to_document(read_baseline(VERSION_2))
 
     assert set(document) == set(SCHEMA["properties"])
     # What a closed loop of raw text without limits leaves out.
@@ -366,7 +454,18 @@ def test_the_schema_is_itself_valid_and_names_the_keys_that_the_program_writes()
         assign(None, "identity", "concurrency"),
         assign("yesterday", "provenance", "recorded_at"),
         assign("2026-11-29T12:00:00+01:00", "provenance", "recorded_at"),
-        assign(2, "schema_version"),
+        assign(3, "schema_version"),
+        assign(-0.1, "metrics", "decode_tok_s", "detectable_change"),
+        assign("3 %", "metrics", "decode_tok_s", "detectable_change"),
+        assign(None, "metrics", "decode_tok_s", "detectable_change"),
+        assign(None, "categories"),
+        assign([], "categories", "code"),
+        assign([40.0], "categories", "code", "decode_tok_s"),
+        assign([], "categories", "code", "accept_length"),
+        assign([3.1, 0], "categories", "code", "accept_length"),
+        assign([3.1, True], "categories", "code", "accept_length"),
+        assign([[3.1]], "categories", "code", "verify_rate"),
+        assign(3.1, "categories", "code", "verify_rate"),
     ],
 )
 def test_the_schema_refuses_what_the_program_refuses(tmp_path: Path, spoil: Spoil) -> None:

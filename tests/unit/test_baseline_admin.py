@@ -12,13 +12,14 @@ from pytest_specdec import baseline_admin as admin
 from pytest_specdec.cli import main
 from pytest_specdec.errors import BaselineFileError
 
-VERSION_1 = Path(__file__).parents[1] / "data" / "baselines" / "version-1.json"
+DATA = Path(__file__).parents[1] / "data" / "baselines"
+VERSION_1, VERSION_2 = DATA / "version-1.json", DATA / "version-2.json"
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A directory with one sound file, named after what it holds."""
-    document = json.loads(VERSION_1.read_text())
+    document = json.loads(VERSION_2.read_text())
     identity = document["identity"]
     path = tmp_path / "baselines" / "node" / f"s--w--c{identity['concurrency']}--o{identity['output_tokens']}.json"
     path.parent.mkdir(parents=True)
@@ -131,3 +132,16 @@ def test_files_of_the_current_version_are_left_alone(root: Path, capsys: pytest.
     assert main(["baselines", "migrate", str(root)]) == 0
     assert capsys.readouterr().out == "every file is of the current version\n"
     assert only(root).read_bytes() == before
+
+
+def test_files_of_an_older_version_are_rewritten(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = only(root)
+    old.write_bytes(VERSION_1.read_bytes())
+
+    assert main(["baselines", "migrate", str(root)]) == 0
+    assert capsys.readouterr().out == f"rewritten: {old}\n"
+    expected = json.loads(VERSION_2.read_text())
+    del expected["categories"]
+    assert json.loads(old.read_text()) == expected
+    assert main(["baselines", "migrate", str(root)]) == 0
+    assert json.loads(old.read_text()) == expected

@@ -171,7 +171,7 @@ def test_the_first_recording_takes_gates_and_tolerances_by_default(tmp_path: Pat
     assert stored.identity == IDENTITY
     assert stored.environment == {"sglang_version": "0.5.23"}
     assert [change.line() for change in changes] == [
-        f"{KEY}.json: decode_tok_s 110.5 tok/s (new)",
+        f"{KEY}.json: decode_tok_s 110 tok/s (new)",
         f"{KEY}.json: ttft_ms 200 ms (new)",
     ]
     assert not any(change.loosened for change in changes)
@@ -310,3 +310,37 @@ def test_a_metric_that_can_mean_nothing_is_recorded_as_advisory(tmp_path: Path) 
 
     (recorded,) = files.values()
     assert not recorded.metrics["accept_length"].gate
+
+
+def test_classes_of_task_are_those_of_the_first_file_that_knows(tmp_path: Path) -> None:
+    def with_classes(node: str, name: str, value: float, categories: dict[str, dict[str, tuple[float, ...]]]) -> None:
+        path = put(tmp_path, node, **{name: metric(name, (value,))})
+        write_baseline(path, dataclasses.replace(read_baseline(path), categories=categories))
+
+    with_classes(NODE, "verify_rate", 40.0, {"code": {"verify_rate": (20.0, 80.0)}})
+    with_classes("any", "accept_length", 2.5, {"code": {"accept_length": (3.0,), "verify_rate": (1.0,)}, "prose": {}})
+
+    lookup = BaselineStore(tmp_path, NODE).lookup(KEY)
+
+    assert lookup.categories == {"code": {"verify_rate": pytest.approx(40.0), "accept_length": 3.0}}
+
+
+def test_classes_of_task_go_where_their_metric_goes(tmp_path: Path) -> None:
+    anywhere = put(tmp_path, "any", accept_length=metric("accept_length", (2.5,)))
+
+    files, _ = updated(
+        BaselineStore(tmp_path, NODE).lookup(KEY),
+        {"accept_length": ((2.5,),), "verify_rate": ((40.0,),)},
+        identity=IDENTITY,
+        environment={},
+        provenance=PROVENANCE,
+        node=NODE,
+        categories={
+            "code": {"accept_length": (3.0,), "verify_rate": (39.0,)},
+            "prose": {"accept_length": (2.0,)},
+        },
+    )
+
+    own = tmp_path / NODE / f"{KEY}.json"
+    assert files[anywhere].categories == {"code": {"accept_length": (3.0,)}, "prose": {"accept_length": (2.0,)}}
+    assert files[own].categories == {"code": {"verify_rate": (39.0,)}}

@@ -201,6 +201,12 @@ def test_near_one_no_more_than_half_of_what_was_accepted_is_within_the_tolerance
     assert accept_gate([[1.0] * 5] * 5).allowed_loss() == 0
 
 
+def test_what_is_allowed_is_told_as_a_fraction_too() -> None:
+    assert gate(tolerance=0.02).allowed_fraction() == pytest.approx(0.02)
+    assert gate(tolerance=0.05, direction="lower").allowed_fraction() == pytest.approx(0.05)
+    assert accept_gate([[1.01] * 5] * 5).allowed_fraction() == pytest.approx(0.005 / 1.01)
+
+
 def test_nothing_accepted_any_more_is_a_regression_however_small_the_step() -> None:
     barely = accept_gate([[1.002] * 5] * 5)
 

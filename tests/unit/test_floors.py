@@ -64,3 +64,20 @@ def test_a_noisier_baseline_has_a_lower_safe_floor() -> None:
     assert floors.safe_floor(noisier, "higher", rounds=3, max_launches=3) < floors.safe_floor(
         BASELINE, "higher", rounds=3, max_launches=3
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "said"),
+    [
+        (88.2, 89.5, "88.2"),
+        (89.4996, 89.5, "89.4996"),
+        (89.50000000000001, 89.5, "89.50000000000001"),
+        (89.5, 89.5, "89.5"),
+        (300.04, 300.0, "300.04"),
+        (12345.0, 12344.0, "12345"),
+    ],
+)
+def test_a_value_is_written_with_as_many_digits_as_tell_it_from_its_limit(
+    value: float, limit: float, said: str
+) -> None:
+    assert floors.apart(value, limit) == said

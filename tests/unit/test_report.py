@@ -28,8 +28,9 @@ def judged(name: str, **fields: Any) -> dict[str, Any]:
         "metric": name,
         "baseline": None,
         "change": None,
-        "allowed_low": None,
-        "allowed_high": None,
+        "change_low": None,
+        "change_high": None,
+        "catches": None,
         "floor": None,
         "gated": True,
         "verdict": None,
@@ -125,9 +126,10 @@ def test_equal_rounds_lie_in_the_middle() -> None:
 def test_the_page_shows_all_and_escapes_what_it_is_given() -> None:
     bad = entry("eagle3", "invalid", decode_tok_s=80.0)
     bad["violations"] = [{"rule": "not-drafting", "reason": "accept length is <1.000>"}]
-    bad["judged"] = [judged("decode_tok_s", baseline=89.5, change=-0.106, allowed_low=87.7, floor=89.5)]
+    bad["judged"] = [judged("decode_tok_s", baseline=89.5, change=-0.106, floor=89.5)]
+    bad["judged"][0] |= {"change_low": -0.13, "change_high": -0.08, "catches": 0.029}
     bad["split"] = {"accept_length": -0.1, "verify_rate": 0.0}
-    bad["environment_changes"] = ["sglang_version: '0.5.20' -> '0.5.23'"]
+    bad["environment_changes"] = [{"key": "sglang_version", "before": "0.5.20", "after": "<0.5.23>"}]
     bad["accept_histogram"] = [3, 1]
     bad["acceptance_by_position"] = [0.25, None]
     bad["goodput_limits"] = {"tpot_ms": 25.0, "ttft_ms": 500.0}
@@ -144,14 +146,15 @@ def test_the_page_shows_all_and_escapes_what_it_is_given() -> None:
         "not-drafting",
         "accept length is &lt;1.000&gt;",
         "&lt;eagle3&gt;",
-        "≥ 87.70 floor 89.50",
         "-10.6 %",
+        "-13.0 % to -8.0 %",
+        "2.9 % floor 89.50",
         "1.2 %",
         "0: 3, 1: 1",
         "1: 25.0 %, 2: -",
         "tpot_ms 25.00, ttft_ms 500.0",
         "<b>retraction</b>: the log &lt;is&gt; not known",
-        "sglang_version",
+        "sglang_version: 0.5.20 → &lt;0.5.23&gt;",
         "fi did not serve",
         "<svg",
     ):

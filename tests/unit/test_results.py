@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from pytest_specdec import results
-from pytest_specdec.model import Comparison, LaunchRecord, LaunchRounds, RequestSample, Verdict
+from pytest_specdec.model import (
+    CategoryChange,
+    Comparison,
+    EnvironmentChange,
+    LaunchRecord,
+    LaunchRounds,
+    RequestSample,
+    Verdict,
+)
 from pytest_specdec.results import BenchmarkResult
 from tests.fakes.samples import measurement, one_round, sample
 
@@ -102,3 +112,26 @@ def test_the_answers_of_a_conversation_are_kept_apart() -> None:
     second = sample("p1", turn=2, output_ids=(7,))
 
     assert result(launch((sample("p1", output_ids=(1,)), second))).output_ids() == {"p1": (1,), "p1 turn 2": (7,)}
+
+
+def test_a_value_is_the_geometric_mean_over_launches_of_their_geometric_means() -> None:
+    summary = results.summarise("decode_tok_s", ((80.0, 125.0), (), (121.0,)))
+
+    assert summary.value == pytest.approx(110.0)  # sqrt(80 * 125) is 100, sqrt(100 * 121)
+    assert (summary.median, summary.low, summary.high) == (121.0, 80.0, 125.0)
+
+
+def test_the_document_holds_why_a_speed_changed_and_what_differs_around_it() -> None:
+    comparison = dataclasses.replace(
+        result(launch((PROSE,))).comparison,
+        cause="engine",
+        environment_changes=(EnvironmentChange(key="args.tp_size", before="8", after="4"),),
+        categories=(CategoryChange(category="prose", accept_length=-0.1, verify_rate=None),),
+    )
+
+    document = results.to_json(dataclasses.replace(result(launch((PROSE,))), comparison=comparison))
+
+    assert document["cause"] == "engine"
+    assert document["environment_changes"] == [{"key": "args.tp_size", "before": "8", "after": "4"}]
+    assert document["category_changes"] == [{"category": "prose", "accept_length": -0.1, "verify_rate": None}]
+    assert results.to_json(result(launch((PROSE,))))["cause"] is None

@@ -29,6 +29,13 @@ def test_the_geometric_mean_of_what_has_none_is_refused(values: list[float]) -> 
         stats.geometric_mean(values)
 
 
+def test_the_mean_of_launches_counts_each_launch_once() -> None:
+    # sqrt(2 * 8) is 4, and sqrt(4 * 9) is 6; over all rounds it would be 5.2.
+    assert stats.mean_of_launches([[2.0, 8.0], [9.0]]) == pytest.approx(6.0)
+    with pytest.raises(ValueError, match="the geometric mean of no values"):
+        stats.mean_of_launches([[1.0], []])
+
+
 @pytest.mark.parametrize(("q", "expected"), [(0.0, 10.0), (0.5, 25.0), (0.9, 37.0), (1.0, 40.0)])
 def test_a_quantile_lies_between_order_statistics(q: float, expected: float) -> None:
     # Position q * 3 in 10, 20, 30, 40: 2.7 at q = 0.9.

@@ -1,0 +1,266 @@
+"""What a session judges by: one budget for all its gated metrics, and whether another launch is worth it.
+
+How bounds are worked out is told in tests/fakes/judged.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from pytest_specdec.baseline import Baseline, Identity, read_baseline, write_baseline
+from pytest_specdec.fingerprint import NodeFacts
+from pytest_specdec.judging import Judging
+from pytest_specdec.model import LaunchRounds, Measurement, MetricVerdict, Verdict
+from pytest_specdec.plan import PlannedMeasurement, PlannedTest, build_plan
+from pytest_specdec.serving import Serving
+from tests.fakes.judged import NODE, PROVENANCE, alarm, five, half_width, metric
+from tests.fakes.samples import launch_record, measurement, one_round, sample
+from tests.unit.test_declare import settings
+
+#: 39 tokens after the first chunk in 13 verify steps: the accept length is 3 at every speed.
+ACCEPT_LENGTH = 3.0
+
+
+class FakeServing:
+    """What judging asks of serving."""
+
+    node = NodeFacts(slug=NODE, kind="cuda", facts={})
+    git_commit = None
+
+
+def want(concurrency: int) -> Measurement:
+    return measurement("one", concurrency=concurrency)
+
+
+def launches(*speeds: float, concurrency: int = 1) -> list[LaunchRounds]:
+    """Launches of one round, whose streams decode at these speeds (tok/s); none is a request that failed."""
+    found = []
+    for index, speed in enumerate(speeds):
+        request = sample(last_token_s=1 + 39 / speed, done_s=1 + 39 / speed, server_e2e_s=1 + 39 / speed)
+        if math.isnan(speed):
+            request = sample(error="HTTP 500")
+        done = one_round(*concurrency * (request,))
+        found.append(LaunchRounds(launch=launch_record(index=index), warmup=(), rounds=(done,)))
+    return found
+
+
+class Session:
+    """Baselines on disk, and the judging of a session that plans one measurement for each concurrency."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def record(self, concurrency: int, *, node: str = NODE, speed: float = 100.0, floor: float | None = None) -> Path:
+        """Write a baseline with two gated metrics: decode speed and acceptance."""
+        asked = want(concurrency)
+        identity = Identity(
+            model=asked.spec.model,
+            model_revision=None,
+            draft=None,
+            draft_revision=None,
+            workload_hash=asked.workload.content_hash,
+            sampling=asked.sampling.identity(),
+            output_tokens=asked.output_tokens,
+            concurrency=concurrency,
+        )
+        path = self.root / node / f"{asked.key}.json"
+        write_baseline(
+            path,
+            Baseline(
+                identity=identity,
+                environment={},
+                provenance=PROVENANCE,
+                metrics={
+                    "decode_tok_s": five("decode_tok_s", speed, gate=True, floor=floor),
+                    "accept_length": five("accept_length", ACCEPT_LENGTH),
+                },
+            ),
+        )
+        return path
+
+    def plans(self, *concurrencies: int, **changes: Any) -> Judging:
+        judging = Judging(
+            settings(device="cuda", baselines_dir=self.root, **{"max_launches": 1, **changes}),
+            cast(Serving, FakeServing()),
+            command="pytest",
+        )
+        tests = [
+            PlannedTest(nodeid=f"t{c}", spec=want(c).spec, measurement=want(c), rounds=1, warmup=0)
+            for c in concurrencies
+        ]
+        judging.judge_for(build_plan(tests, judging.launches_for))
+        return judging
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return Session(tmp_path / "baselines")
+
+
+def speed_row(judging: Judging, concurrency: int, *speeds: float) -> MetricVerdict:
+    result = judging.judge(want(concurrency), launches(*speeds, concurrency=concurrency), waived=frozenset())
+    return next(row for row in result.comparison.metrics if row.metric == "decode_tok_s")
+
+
+def shares(row: MetricVerdict, speed: float) -> int:
+    """Return of how many gated metrics the bound of an alarm is that of one."""
+    for metrics in range(1, 50):
+        if row.change_high == pytest.approx(speed / 100 * math.exp(half_width(alarm(metrics))) - 1, rel=1e-9):
+            return metrics
+    raise AssertionError(f"{row.change_high} is no share")
+
+
+def test_the_gated_metrics_of_the_whole_plan_share_the_false_alarms(session: Session) -> None:
+    for concurrency in (1, 4, 8):
+        session.record(concurrency)
+
+    assert shares(speed_row(session.plans(1), 1, 99.0), 99) == 2
+    assert shares(speed_row(session.plans(1, 4, 8), 1, 99.0), 99) == 6
+
+
+def test_what_has_no_samples_no_baseline_or_does_not_gate_takes_no_share(session: Session) -> None:
+    for concurrency in (1, 4, 8):
+        session.record(concurrency)
+    advisory = read_baseline(session.record(4))
+    metrics = {name: dataclasses.replace(entry, gate=False) for name, entry in advisory.metrics.items()}
+    write_baseline(session.record(4), dataclasses.replace(advisory, metrics=metrics))
+    floors = {"decode_tok_s": metric("decode_tok_s", floor=50.0, gate=True)}
+    write_baseline(session.record(8), dataclasses.replace(advisory, metrics=floors))
+
+    assert shares(speed_row(session.plans(1, 4, 8, 16), 1, 99.0), 99) == 2
+
+
+def test_a_broken_file_of_another_measurement_takes_no_share(session: Session) -> None:
+    session.record(1)
+    session.record(4).write_text("{", encoding="utf-8")
+
+    assert shares(speed_row(session.plans(1, 4), 1, 99.0), 99) == 2
+
+
+def test_what_is_called_leaves_more_for_what_is_judged_later_and_not_for_what_was_judged_before(
+    session: Session,
+) -> None:
+    for concurrency in (1, 4, 8):
+        session.record(concurrency)
+    judging = session.plans(1, 4, 8)
+
+    assert shares(speed_row(judging, 1, 99.0), 99) == 6
+    assert speed_row(judging, 4, 80.0).verdict is Verdict.REGRESSION
+    assert shares(speed_row(judging, 8, 99.0), 99) == 5
+    assert shares(speed_row(judging, 1, 99.0), 99) == 6, "its answer does not depend on when it is asked"
+    assert shares(speed_row(judging, 8, 99.0), 99) == 5
+
+
+def test_a_measurement_that_is_judged_again_does_not_count_itself(session: Session) -> None:
+    for concurrency in (1, 4):
+        session.record(concurrency)
+    judging = session.plans(1, 4)
+
+    first = speed_row(judging, 4, 80.0)
+    assert speed_row(judging, 4, 80.0) == first
+    assert shares(speed_row(judging, 1, 99.0), 99) == 3
+
+
+def planned(concurrency: int, *, waived: Iterable[str] = ()) -> PlannedMeasurement:
+    return PlannedMeasurement(measurement=want(concurrency), rounds=1, warmup=0, launches=1, waived=frozenset(waived))
+
+
+#: A loss of 1.9 % is open at each look: within the tolerance, and more than passes.
+OPEN = 98.1
+
+
+@pytest.mark.parametrize(
+    ("speeds", "most", "wanted"),
+    [
+        ((100.0,), 3, False),
+        ((80.0,), 3, False),
+        ((120.0,), 3, False),
+        ((OPEN,), 3, True),
+        ((OPEN, OPEN), 3, True),
+        ((OPEN, OPEN, OPEN), 3, False),
+        ((OPEN,), 1, False),
+        ((math.nan,), 3, False),
+    ],
+)
+def test_another_launch_is_wanted_for_what_is_too_close_while_there_are_some(
+    session: Session, speeds: tuple[float, ...], most: int, wanted: bool
+) -> None:
+    session.record(1)
+    judging = session.plans(1, max_launches=most)
+
+    assert judging.wants_more(planned(1), launches(*speeds)) is wanted
+
+
+def test_what_a_test_waives_does_not_keep_a_close_answer_from_another_launch(session: Session) -> None:
+    session.record(1)
+    lost = dataclasses.replace(
+        launches(OPEN)[0], rounds=(one_round(*launches(OPEN)[0].rounds[0].requests, sample(error="HTTP 500")),)
+    )
+    judging = session.plans(1, max_launches=3)
+
+    assert not judging.wants_more(planned(1), [lost])
+    assert judging.wants_more(planned(1, waived=["request-error"]), [lost])
+
+
+def test_an_open_answer_on_a_server_that_is_not_ours_stays_open(session: Session) -> None:
+    session.record(1)
+    judging = session.plans(1, max_launches=3, url="http://127.0.0.1:30000", node=NODE)
+
+    assert not judging.wants_more(planned(1), launches(OPEN))
+    assert speed_row(judging, 1, OPEN).verdict is Verdict.INCONCLUSIVE
+
+
+def test_no_launch_is_spent_on_what_can_not_be_judged(session: Session) -> None:
+    judging = session.plans(1, max_launches=3)
+    assert not judging.wants_more(planned(1), launches(OPEN)), "there is no baseline"
+
+    session.record(1).write_text("{", encoding="utf-8")
+    assert not session.plans(1, max_launches=3).wants_more(planned(1), launches(OPEN)), "its own test tells why"
+
+
+def test_recording_takes_the_launches_that_were_planned_for_it(session: Session) -> None:
+    session.record(1)
+    judging = session.plans(1, max_launches=3, update="all", node=NODE)
+
+    assert not judging.wants_more(planned(1), launches(*5 * (OPEN,)))
+
+
+def test_a_measurement_records_what_each_class_of_task_came_to(session: Session) -> None:
+    judging = session.plans(1, update="all", node=NODE)
+    two = [sample("p1", category="prose"), sample("p2", category="table", verify_steps=3)]
+    taken = [LaunchRounds(launch=launch_record(index=i), warmup=(), rounds=(one_round(*two),)) for i in range(2)]
+
+    judging.judge(want(1), taken, waived=frozenset())
+
+    (update,) = judging.updates()
+    (written,) = update.files.values()
+    assert written.categories == {
+        "prose": {"accept_length": (3.0, 3.0), "verify_rate": (13.0, 13.0)},
+        "table": {"accept_length": (13.0, 13.0), "verify_rate": (3.0, 3.0)},
+    }
+
+
+def test_of_a_single_class_of_task_nothing_is_kept_beside_the_whole(session: Session) -> None:
+    judging = session.plans(1, update="all", node=NODE)
+
+    judging.judge(want(1), launches(100.0), waived=frozenset())
+
+    (update,) = judging.updates()
+    (written,) = update.files.values()
+    assert written.categories == {}
+
+
+def test_what_was_good_and_is_judged_invalid_later_is_not_recorded(session: Session) -> None:
+    judging = session.plans(1, update="all", node=NODE)
+    judging.judge(want(1), launches(100.0), waived=frozenset())
+    assert [update.key for update in judging.updates()] == [want(1).key]
+
+    judging.judge(want(1), launches(100.0, math.nan), waived=frozenset())
+
+    assert judging.updates() == ()
