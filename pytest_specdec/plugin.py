@@ -357,9 +357,20 @@ class _Outcomes:
             self._documents.append(output[0])
             self._updates.append(output[1])
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Stop servers, write files, and choose the exit code."""
+    # pytest-benchmark makes its table and its files in a wrapper. This one is registered later, so it runs before:
+    # the rounds are there by then, and what we measured is written before a file of pytest-benchmark's can fail.
+    @pytest.hookimpl(wrapper=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
+        """Stop servers, write files, choose the exit code, and hand the rounds to pytest-benchmark."""
+        self._finish(session, exitstatus)
+        specdec = self._config.stash.get(_SESSION, None)
+        if specdec is not None:
+            from pytest_specdec import benchmark_table  # noqa: PLC0415  # loaded on first use
+
+            benchmark_table.add(self._config, specdec.judged)
+        return (yield)
+
+    def _finish(self, session: pytest.Session, exitstatus: int) -> None:
         directory = self._config.stash.get(_GROUPS_DIRECTORY, None)
         if directory is not None:
             directory.remove()

@@ -361,6 +361,11 @@ class SpecdecSession:
             self.serving.close()
         return ended
 
+    @property
+    def judged(self) -> list[BenchmarkResult]:
+        """What this process measured and judged, by key."""
+        return [self._results[key] for key in sorted(self._results)]
+
     def document(self) -> dict[str, Any]:
         """Return the results document of this process."""
         return {

@@ -100,6 +100,7 @@ LAYERS: dict[int, set[str]] = {
     },
     4: {
         "attach",
+        "benchmark_table",
         "host_pool",
         "keeping",
         "served",
@@ -175,6 +176,12 @@ def test_only_the_top_imports_pytest(name: str) -> None:
     assert not roots & {"pytest", "_pytest"}
 
 
+def test_one_module_meets_pytest_benchmark() -> None:
+    meet = [name for name in modules() if any(i.startswith("pytest_benchmark") for i in runtime_imports(name))]
+
+    assert meet == ["benchmark_table"]
+
+
 @pytest.mark.parametrize("name", sorted(LAYER_OF))
 def test_no_module_imports_the_cpu_engine(name: str) -> None:
     assert not any("cpu_engine" in imported for imported in runtime_imports(name))
@@ -198,7 +205,7 @@ def test_there_are_no_import_cycles() -> None:
         walk(name, ())
 
 
-def test_importing_the_plugin_loads_neither_torch_nor_an_http_library() -> None:
+def test_importing_the_plugin_loads_neither_torch_nor_an_http_library_nor_pytest_benchmark() -> None:
     heavy = [
         "torch",
         "requests",
@@ -211,6 +218,7 @@ def test_importing_the_plugin_loads_neither_torch_nor_an_http_library() -> None:
         "numpy",
         "scipy",
         "sglang",
+        "pytest_benchmark",
     ]
     code = (
         "import sys, pytest; before = set(sys.modules); import pytest_specdec.plugin; "
