@@ -61,6 +61,14 @@ class Identity:
     #: Limits for goodput; None: none were stated.
     goodput: Mapping[str, float] | None = None
 
+    @property
+    def streams(self) -> int:
+        """How many streams decide what gates by default: the concurrency of a closed loop, 1 in an open one.
+
+        There the system's throughput follows the request rate, so that only a stream's own can get worse.
+        """
+        return 1 if self.request_rate is not None else self.concurrency or 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:

@@ -131,11 +131,14 @@ class BaselineStore:
         return tuple(sorted(path for path in there if path not in used))
 
 
-def default_gate(metric: str, *, concurrency: int, node: str) -> bool:
-    """Whether a metric gates before anybody said so: on a CPU node throughput is advisory, acceptance is not."""
+def default_gate(metric: str, *, streams: int, node: str) -> bool:
+    """Whether a metric gates before anybody said so: on a CPU node throughput is advisory, acceptance is not.
+
+    ``streams`` are :attr:`Identity.streams`.
+    """
     if node.startswith("cpu-") and METRICS[metric].unit in ("tok/s", "ms", "step/s"):
         return False
-    return METRICS[metric].gates(concurrency)
+    return METRICS[metric].gates(streams)
 
 
 def updated(
@@ -167,7 +170,7 @@ def updated(
         aliased = found is not None and found.path.parent.name not in (lookup.path.parent.name, ANY)
         path = lookup.path if found is None or aliased else found.path
         old = None if found is None else found.metric
-        gate = default_gate(name, concurrency=identity.concurrency or 1, node=node) if old is None else old.gate
+        gate = default_gate(name, streams=identity.streams, node=node) if old is None else old.gate
         by_path.setdefault(path, {})[name] = MetricBaseline(
             direction=METRICS[name].direction,
             unit=METRICS[name].unit,

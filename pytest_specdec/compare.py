@@ -104,18 +104,17 @@ def gated_metrics(
     lookup: Lookup, identity: Identity, node: str, *, drafting: bool, never_gated: frozenset[str] = frozenset()
 ) -> frozenset[str]:
     """Return the metrics whose loss fails a measurement."""
-    concurrency = identity.concurrency or 1
-    return frozenset(name for name in METRICS if _gates(name, lookup, concurrency, node, drafting)) - never_gated
+    return frozenset(name for name in METRICS if _gates(name, lookup, identity.streams, node, drafting)) - never_gated
 
 
-def _gates(name: str, lookup: Lookup, concurrency: int, node: str, drafting: bool) -> bool:
+def _gates(name: str, lookup: Lookup, streams: int, node: str, drafting: bool) -> bool:
     found = lookup.metrics.get(name)
     if found is not None:
         # Also when the server does not draft any more: a drafter that got lost must not take its gate with it.
         return found.metric.gate
     if not drafting and name in ("accept_length", "accept_length_sglang", "accept_rate", "verify_rate"):
         return False
-    return default_gate(name, concurrency=concurrency, node=node)
+    return default_gate(name, streams=streams, node=node)
 
 
 def _judge_metric(

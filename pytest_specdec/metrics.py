@@ -25,7 +25,7 @@ _SHORTEST_JUDGED_TEXT: Final = 32
 class MetricSpec:
     """What is known about a metric before it is measured.
 
-    ``gate_at`` says where it gates by default: ``one`` at concurrency 1, ``many`` above, ``always``, ``never``.
+    ``gate_at`` says where it gates by default: ``one`` for one stream, ``many`` for more, ``always``, ``never``.
     ``default_tolerance`` is the loss that passes, as a fraction. ``smallest_sigma`` (log scale) keeps a value
     that never varies from passing for one without noise. ``per`` is what yields one value: a round, or a launch with
     all its rounds pooled. ``detail`` metrics are in every result, and in the table of a failure only when they gate.
@@ -41,9 +41,9 @@ class MetricSpec:
     per: Literal["round", "launch"] = "round"
     detail: bool = False
 
-    def gates(self, concurrency: int) -> bool:
-        """Whether the metric gates by default at this concurrency."""
-        return self.gate_at in ("always", "one" if concurrency == 1 else "many")
+    def gates(self, streams: int) -> bool:
+        """Whether the metric gates by default for so many streams (:attr:`Identity.streams`)."""
+        return self.gate_at in ("always", "one" if streams == 1 else "many")
 
 
 def _throughput(name: str, gate_at: str, formula: str) -> MetricSpec:

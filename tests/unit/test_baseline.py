@@ -575,6 +575,17 @@ def test_the_request_rate_is_part_of_the_identity(tmp_path: Path) -> None:
     assert check_identity(stored, IDENTITY).differing == (("request_rate", 4.0, None),)
 
 
+@pytest.mark.parametrize(
+    ("concurrency", "request_rate", "streams"), [(1, None, 1), (16, None, 16), (16, 4.0, 1), (None, None, 1)]
+)
+def test_what_decides_the_gates_is_the_concurrency_of_a_closed_loop(
+    concurrency: int | None, request_rate: float | None, streams: int
+) -> None:
+    asked = dataclasses.replace(IDENTITY, concurrency=concurrency, request_rate=request_rate)
+
+    assert asked.streams == streams
+
+
 def test_a_file_that_names_no_request_rate_is_of_a_closed_loop() -> None:
     check = check_identity(read_baseline(VERSION_1), dataclasses.replace(IDENTITY, request_rate=4.0))
 

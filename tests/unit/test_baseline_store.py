@@ -124,7 +124,7 @@ def test_files_that_nobody_looked_at_are_listed_for_this_node_only(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("name", "concurrency", "node", "gates"),
+    ("name", "streams", "node", "gates"),
     [
         ("decode_tok_s", 1, NODE, True),
         ("decode_tok_s", 16, NODE, False),
@@ -140,18 +140,22 @@ def test_files_that_nobody_looked_at_are_listed_for_this_node_only(tmp_path: Pat
         ("accept_length_sglang", 1, "cpu-epyc-16c", False),
     ],
 )
-def test_what_gates_by_default(name: str, concurrency: int, node: str, gates: bool) -> None:
-    assert default_gate(name, concurrency=concurrency, node=node) is gates
+def test_what_gates_by_default(name: str, streams: int, node: str, gates: bool) -> None:
+    assert default_gate(name, streams=streams, node=node) is gates
 
 
 def update(
-    root: Path, measured: dict[str, RoundsByLaunch], *, recorded_at: str = "2026-12-01T12:00:00+00:00"
+    root: Path,
+    measured: dict[str, RoundsByLaunch],
+    *,
+    recorded_at: str = "2026-12-01T12:00:00+00:00",
+    identity: Identity = IDENTITY,
 ) -> tuple[Change, ...]:
     """Write what was measured over what there is."""
     files, changes = updated(
         BaselineStore(root, NODE).lookup(KEY),
         measured,
-        identity=IDENTITY,
+        identity=identity,
         environment={"sglang_version": "0.5.23"},
         provenance=dataclasses.replace(PROVENANCE, recorded_at=recorded_at),
         node=NODE,
@@ -175,6 +179,18 @@ def test_the_first_recording_takes_gates_and_tolerances_by_default(tmp_path: Pat
         f"{KEY}.json: ttft_ms 200 ms (new)",
     ]
     assert not any(change.loosened for change in changes)
+
+
+@pytest.mark.parametrize(("request_rate", "gated"), [(None, "system_tok_s"), (4.0, "decode_tok_s")])
+def test_which_throughput_is_recorded_as_a_gate_depends_on_the_loop(
+    tmp_path: Path, request_rate: float | None, gated: str
+) -> None:
+    asked = dataclasses.replace(IDENTITY, concurrency=16, request_rate=request_rate)
+
+    update(tmp_path, {"decode_tok_s": ((100.0,),), "system_tok_s": ((400.0,),)}, identity=asked)
+
+    stored = read_baseline(tmp_path / NODE / f"{KEY}.json")
+    assert [name for name, entry in stored.metrics.items() if entry.gate] == [gated]
 
 
 def test_recording_the_same_twice_changes_nothing_but_the_time(tmp_path: Path) -> None:

@@ -294,6 +294,14 @@ def test_above_concurrency_1_the_system_throughput_gates() -> None:
     assert [entry.metric for entry in comparison.metrics if entry.gated] == ["system_tok_s", "accept_length"]
 
 
+def test_at_a_request_rate_the_pace_of_a_stream_gates_since_the_system_throughput_follows_the_rate() -> None:
+    at_four = dataclasses.replace(IDENTITY, concurrency=16, request_rate=4.0)
+
+    comparison = judge({"system_tok_s": ((400.0,),)}, NOTHING, identity=at_four)
+
+    assert [entry.metric for entry in comparison.metrics if entry.gated] == ["decode_tok_s", "accept_length"]
+
+
 def test_it_is_said_when_nothing_gates() -> None:
     advisory = lookup(
         decode_tok_s=five("decode_tok_s", 100.0, gate=False), accept_length=five("accept_length", 2.5, gate=False)

@@ -210,10 +210,10 @@ def test_a_request_without_a_histogram_takes_it_from_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("concurrency", "gated"), [(1, {"decode_tok_s", "accept_length"}), (16, {"system_tok_s", "accept_length"})]
+    ("streams", "gated"), [(1, {"decode_tok_s", "accept_length"}), (16, {"system_tok_s", "accept_length"})]
 )
-def test_what_gates_by_default_depends_on_the_concurrency(concurrency: int, gated: set[str]) -> None:
-    assert {name for name, spec in METRICS.items() if spec.gates(concurrency)} == gated
+def test_what_gates_by_default_depends_on_the_number_of_streams(streams: int, gated: set[str]) -> None:
+    assert {name for name, spec in METRICS.items() if spec.gates(streams)} == gated
 
 
 @pytest.mark.parametrize(
