@@ -21,6 +21,7 @@ if __package__ in (None, ""):
 
 from benchmarks import reference_client
 from benchmarks.paced import Figures, Stream, figures
+from pytest_specdec import load as _load  # noqa: F401  # imported on first use: not a part of what a load costs
 from pytest_specdec.client import ServerClient
 from pytest_specdec.model import Prompt, Sampling
 

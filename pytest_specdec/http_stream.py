@@ -9,6 +9,7 @@ round. The figures that chose it are in docs/measuring.md.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -41,7 +42,7 @@ class Answer:
     sent: float = 0.0
     times: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    kept: list[bytes] = field(default_factory=list)
+    kept: list[bytes | memoryview] = field(default_factory=list)
     error: str | None = None
     timed_out: bool = False
     done: float = 0.0
@@ -54,8 +55,9 @@ class Answer:
     @property
     def payloads(self) -> list[bytes]:
         """The events without what the protocols put around them; an answer without events is one as it is."""
-        lines = [line for part in self.kept for line in part.split(b"\n")]
-        return [line[len(b"data:") :].strip() for line in lines if line.startswith(b"data:")] or self.kept
+        parts = [bytes(part) for part in self.kept]
+        lines = [line for part in parts for line in part.split(b"\n")]
+        return [line[len(b"data:") :].strip() for line in lines if line.startswith(b"data:")] or parts
 
 
 class Connection(asyncio.Protocol):
@@ -230,38 +232,38 @@ class Connection(asyncio.Protocol):
         note, began = counts.append, at
         last_at = at
         before, digits, count_digits = counts[-1], self._digits, 0
-        while True:
-            end = at + digits
-            if end >= size or data[end] != _RETURN:
-                end = find(b"\r\n", at, at + _SIZE_LINE_LIMIT)
-                digits = max(end - at, 0)
-            line = data[at:end]
-            if not line.isalnum():
-                break
-            start = end + 2
-            stop = start + int(line, 16)
-            if size < stop + 2 or find(b"\n", start, stop) != stop - 2 or data[stop - 1] != _NEWLINE:
-                break
-            number = rfind(_COUNT, start, stop) + _COUNT_LENGTH
-            if number < start + _COUNT_LENGTH:
-                break
-            comma = number + count_digits
-            if comma >= stop or data[comma] != _COMMA:
-                comma = find(b",", number, min(number + _MOST_DIGITS, stop))
-                if comma < 0:
+        with contextlib.suppress(ValueError):  # a size line that is not whole, or says more than a size
+            while True:
+                end = at + digits
+                if end >= size or data[end] != _RETURN:
+                    end = find(b"\r\n", at, at + _SIZE_LINE_LIMIT)
+                    if end < 0:
+                        break
+                    digits = end - at
+                start = end + 2
+                stop = start + int(data[at:end], 16)
+                if size < stop + 2 or find(b"\n", start, stop) != stop - 2 or data[stop - 1] != _NEWLINE:
                     break
-                count_digits = comma - number
-            tokens = int(data[number:comma])
-            if tokens > before:
-                note(tokens)
-                before = tokens
-            last_at = at
-            at = stop + 2
+                number = rfind(_COUNT, start, stop) + _COUNT_LENGTH
+                if number < start + _COUNT_LENGTH:
+                    break
+                comma = number + count_digits
+                if comma >= stop or data[comma] != _COMMA:
+                    comma = find(b",", number, min(number + _MOST_DIGITS, stop))
+                    if comma < 0:
+                        break
+                    count_digits = comma - number
+                tokens = int(data[number:comma])
+                if tokens > before:
+                    note(tokens)
+                    before = tokens
+                last_at = at
+                at = stop + 2
         self._digits = digits
         self._note_times(now)
         if at > began:
             if self._keeps_events:
-                self._answer.kept.append(data[began:at])
+                self._answer.kept.append(memoryview(data)[began:at])
             else:
                 self._last = data[last_at:at]
         return at
