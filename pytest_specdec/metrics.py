@@ -243,9 +243,9 @@ def round_metrics(
         values["system_tok_s"] = system
     if done.wall_s > 0:
         values["output_tok_s"] = sum(sample.completion_tokens for sample in samples) / done.wall_s
-    for name, latencies in _latencies(samples).items():
-        if latencies:
-            values[f"{name}_ms"] = stats.median(latencies)
+    for name, took in latencies(samples).items():
+        if took:
+            values[f"{name}_ms"] = stats.median(took)
     waited = [(s.first_token_s - s.scheduled_s) * 1000 for s in samples if s.scheduled_s is not None]
     if waited:
         values["ttft_scheduled_ms"] = stats.median(waited)
@@ -263,12 +263,12 @@ def round_metrics(
 
 def launch_metrics(rounds: Sequence[Round]) -> dict[str, float]:
     """Return the metrics of a launch that need more requests than a round has; absent where these are too few."""
-    pooled = _latencies([sample for done in rounds for sample in done.requests if sample.error is None])
+    pooled = latencies([sample for done in rounds for sample in done.requests if sample.error is None])
     return {
-        _quantile_name(name, q): stats.quantile(latencies, q)
-        for name, latencies in pooled.items()
+        _quantile_name(name, q): stats.quantile(took, q)
+        for name, took in pooled.items()
         for q in _QUANTILES
-        if len(latencies) >= least_requests(q)
+        if len(took) >= least_requests(q)
     }
 
 
@@ -288,7 +288,8 @@ def e2e_ms(sample: RequestSample) -> float:
     return (sample.last_token_s - sample.sent_s) * 1000
 
 
-def _latencies(samples: Sequence[RequestSample]) -> dict[str, list[float]]:
+def latencies(samples: Sequence[RequestSample]) -> dict[str, list[float]]:
+    """Return what answered requests took, ms: ``ttft`` and ``e2e`` of all, ``tpot`` of those that have one."""
     return {
         "ttft": [ttft_ms(sample) for sample in samples],
         "tpot": [each for sample in samples if (each := tpot_ms(sample)) is not None],

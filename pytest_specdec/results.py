@@ -24,6 +24,7 @@ from pytest_specdec.model import (
     RoundsByLaunch,
     Verdict,
 )
+from pytest_specdec.serving_fields import serving_fields
 
 RESULTS_SCHEMA_VERSION: Final = 1
 
@@ -204,7 +205,7 @@ def round_metrics(done: Round, measurement: Measurement, launch: LaunchRecord) -
 
 
 def to_json(result: BenchmarkResult) -> dict[str, Any]:
-    """Return the result's object in ``results.json``; requests are in ``rounds.jsonl``."""
+    """Return the result's object in ``results.json``: every round of it, whose requests are in ``rounds.jsonl``."""
     comparison = result.comparison
     return {
         "key": result.measurement.key,
@@ -239,6 +240,23 @@ def to_json(result: BenchmarkResult) -> dict[str, Any]:
         "cause": comparison.cause,
         "category_changes": [dataclasses.asdict(change) for change in comparison.categories],
         "launches": [launch_json(launch.launch) for launch in result.launches],
+        "rounds": [
+            round_json(done, result.measurement, launch.launch, leave_out=("requests", "log"))
+            for launch in result.launches
+            for done in launch.rounds
+        ],
+    }
+
+
+def round_json(
+    done: Round, measurement: Measurement, launch: LaunchRecord, *, leave_out: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return one round as a JSON object, without those fields of :class:`Round` that are left out."""
+    return {
+        "launch": launch.index,
+        "metrics": round_metrics(done, measurement, launch),
+        "accept_histogram": metrics.accept_histogram((done,)),
+        "round": {name: value for name, value in dataclasses.asdict(done).items() if name not in leave_out},
     }
 
 
@@ -292,17 +310,24 @@ def kept_in(root: Path) -> Iterator[None]:
         ) from None
 
 
+def _append(path: Path, row: Mapping[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row, sort_keys=True) + "\n")
+
+
 class Recorder:
     """Writes results below one directory, as early as they are known.
 
-    ``rounds.jsonl`` grows by a line as each round ends, before anything is computed from it: a crash after
-    round 3 of 5 keeps three. ``results.json`` is rewritten after each judged measurement.
+    ``rounds.jsonl`` grows by a line as each round ends, before anything is judged: a crash after round 3 of 5 keeps
+    three. So does ``serving.jsonl``, for measured rounds: the fields of SGLang's ``bench_serving``. ``results.json``
+    is rewritten after each judged measurement.
     """
 
     def __init__(self, root: Path, *, worker: str = "") -> None:
         self.root = root
         suffix = f"-{worker}" if worker else ""
         self.rounds_path = root / f"rounds{suffix}.jsonl"
+        self.serving_path = root / f"serving{suffix}.jsonl"
         self.results_path = root / f"results{suffix}.json"
         self._started = False
 
@@ -313,21 +338,16 @@ class Recorder:
 
     def round_done(self, measurement: Measurement, launch: LaunchRecord, done: Round) -> None:
         """Append one finished round, warm-up ones too; raises :class:`InfrastructureError` where that can't be."""
-        row = {
-            "key": measurement.key,
-            "node": launch.node,
-            "launch": launch.index,
-            "metrics": round_metrics(done, measurement, launch),
-            "accept_histogram": metrics.accept_histogram((done,)),
-            "round": dataclasses.asdict(done),
-        }
+        row = {"key": measurement.key, "node": launch.node, **round_json(done, measurement, launch)}
         with kept_in(self.root):
             if not self._started:
                 self._make_root()
                 self.rounds_path.unlink(missing_ok=True)
+                self.serving_path.unlink(missing_ok=True)
                 self._started = True
-            with self.rounds_path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row, sort_keys=True) + "\n")
+            _append(self.rounds_path, row)
+            if not done.warmup:
+                _append(self.serving_path, serving_fields(measurement, done))
 
     def _make_root(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -119,18 +120,21 @@ def test_a_kill_of_an_xdist_worker_ends_its_server_within_ten_seconds(suite: Sui
     assert "crashed" in said
 
 
-def test_rounds_measured_before_an_interrupt_are_kept(suite: Suite) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 2), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_session_that_ends_after_round_3_of_5_keeps_three(suite: Suite, number: signal.Signals, code: int) -> None:
     suite.write(TEST_B.replace("output_tokens=31", "output_tokens=300"))
-    rounds = suite.root / ".specdec" / "rounds.jsonl"
-    session = start(suite, "--specdec-rounds=50")
-    wait_for(lambda: rounds.exists() and len(rounds.read_text().splitlines()) >= 3)
+    rounds, serving = (suite.root / ".specdec" / name for name in ("rounds.jsonl", "serving.jsonl"))
+    session = start(suite, "--specdec-rounds=5", "--specdec-warmup=0")
+    wait_for(lambda: serving.exists() and len(serving.read_text().splitlines()) == 3)
 
-    session.send_signal(signal.SIGINT)
+    session.send_signal(number)
     session.communicate(timeout=40)
 
-    assert session.returncode == 2
-    assert len(rounds.read_text().splitlines()) >= 3
-    assert not servers_of(suite)
+    assert session.returncode == code
+    kept = [json.loads(line) for line in rounds.read_text().splitlines()]
+    assert [row["round"]["index"] for row in kept] == [0, 1, 2]
+    assert {len(row["round"]["requests"]) for row in kept} == {4}
+    wait_for(lambda: not servers_of(suite), deadline_s=10)
 
 
 def test_a_passing_session_leaves_no_process_port_or_lock(suite: Suite) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from importlib import resources
 
+import jsonschema
 import pytest
 
 from tests.plugin.conftest import TEST_B, Suite
 
 TEST_A = TEST_B.replace("[B]", "[A]").replace("test_b", "test_a")
+SCHEMA = json.loads(resources.files("pytest_specdec").joinpath("schemas/results.schema.json").read_text("utf-8"))
 PLAIN = "def test_plain():\n    assert True\n"
 
 
@@ -234,6 +237,21 @@ def test_rounds_are_on_disk_one_line_each(recorded: Suite) -> None:
         # Four prompts of 30 tokens after the first, three a verify step, two of them drafts that were right.
         assert row["accept_histogram"] == [0, 0, 40]
         assert len(row["round"]["requests"]) == 4
+    jsonschema.validate(recorded.results, SCHEMA)
+    for row in rows:
+        jsonschema.validate(row, {**SCHEMA, "$ref": "#/$defs/roundEntry", "required": [], "properties": {}})
+
+
+def test_measured_rounds_are_told_in_the_fields_of_bench_serving(recorded: Suite) -> None:
+    recorded.run("--specdec-rounds=3", "--specdec-warmup=2")
+
+    rows = [json.loads(line) for line in (recorded.root / ".specdec" / "serving.jsonl").read_text().splitlines()]
+    (entry,) = recorded.results["measurements"]
+    assert [row["tag"] for row in rows] == [entry["key"]] * 3
+    assert [row["median_ttft_ms"] for row in rows] == pytest.approx(
+        entry["metrics"]["ttft_ms"]["rounds_by_launch"][0], rel=1e-12
+    )
+    assert {(row["completed"], row["total_output_tokens"], row["accept_length"]) for row in rows} == {(4, 124, 3.0)}
 
 
 def test_check_false_leaves_the_verdict_to_the_test(suite: Suite) -> None:
@@ -293,7 +311,7 @@ def test_simulated_acceptance_is_invalid_by_either_name_and_never_a_baseline(sui
     assert not (suite.root / "baselines").exists()
 
 
-@pytest.mark.parametrize("taken", ["rounds.jsonl", "results.json", "report.html"])
+@pytest.mark.parametrize("taken", ["rounds.jsonl", "serving.jsonl", "results.json", "report.html"])
 def test_results_that_cannot_be_written_are_told_with_where_and_what_would_do(suite: Suite, taken: str) -> None:
     suite.write(TEST_B + TEST_B.replace("test_b", "test_b_again"))
     # A directory where a file is to be written: what a full disk does, for a user with any rights.

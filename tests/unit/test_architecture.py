@@ -27,6 +27,7 @@ LAYERS: dict[int, set[str]] = {
         "decide",
         "paired",
         "metrics",
+        "serving_fields",
         "validity",
         "validity_run",
         "validity_requests",
