@@ -89,7 +89,8 @@ class Noise:
     ``mean`` is the log of the geometric mean over recorded launches. ``squares`` and ``degrees`` are the sum of
     squares of launch means (at ``rounds`` rounds a launch) about their own mean and its degrees of freedom;
     ``within_squares`` and ``within_degrees`` the same for rounds within their launch. The prior comes on top.
-    ``constant``: no value ever differed from another, so ``smallest_sigma`` is all the noise there is.
+    ``constant``: no value ever differed from another, so ``smallest_sigma`` is all the noise there is; should judged
+    values differ after all, it takes the prior's place.
     """
 
     mean: float
@@ -227,6 +228,10 @@ def estimate(launches: Sequence[Sequence[float]], *, prior: Prior, smallest_sigm
     logs = _logs(launches)
     means = [statistics.fmean(launch) for launch in logs]
     values = [value for launch in launches for value in launch]
+    constant = len(values) > 1 and len(set(values)) == 1
+    if constant:
+        # That it stood still over several rounds says more than what its kind does elsewhere.
+        prior = Prior(sigma=smallest_sigma, between_share=1.0, source="values that never varied when recorded")
     return Noise(
         mean=statistics.fmean(means),
         launches=len(logs),
@@ -235,7 +240,7 @@ def estimate(launches: Sequence[Sequence[float]], *, prior: Prior, smallest_sigm
         degrees=len(logs) - 1,
         within_squares=math.fsum(_squares(launch) for launch in logs),
         within_degrees=len(values) - len(logs),
-        constant=len(values) > 1 and len(set(values)) == 1,
+        constant=constant,
         smallest_sigma=smallest_sigma,
         prior=prior,
     )

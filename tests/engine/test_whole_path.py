@@ -7,8 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,12 +67,12 @@ def pytest_in(directory: Path, *args: str, env: Mapping[str, str] | None = None)
     return run(directory, sys.executable, "-m", "pytest", *words, *args, env=env)
 
 
-def baselines_of(recorded: Path, directory: Path, **decode: object) -> tuple[Path, Path]:
-    """Copy the recorded baselines and change what is held of decode_tok_s; the directory and the file."""
+def baselines_of(recorded: Path, directory: Path, change: Callable[[dict[str, Any]], None]) -> tuple[Path, Path]:
+    """Copy the recorded baselines and change the metrics of one; the directory and the file."""
     shutil.copytree(recorded / "baselines", directory / "baselines")
     (path,) = (directory / "baselines").glob(f"cpu-*/{KEY}.json")
     stored = json.loads(path.read_text())
-    stored["metrics"]["decode_tok_s"].update(decode)
+    change(stored["metrics"])
     path.write_text(json.dumps(stored))
     return directory / "baselines", path
 
@@ -79,15 +80,17 @@ def baselines_of(recorded: Path, directory: Path, **decode: object) -> tuple[Pat
 def test_unchanged_code_passes_ten_times_out_of_ten_and_a_raised_floor_fails(recorded: Path, tmp_path: Path) -> None:
     """Each run judges against the recording; they share one server, kept from run to run."""
     for _ in range(10):
-        again = pytest_in(recorded, "--specdec-keep-servers", "--specdec-rounds=1")
+        again = pytest_in(recorded, "--specdec-keep-servers")
         assert again.returncode == 0, again.stdout
         (measured,) = json.loads((recorded / ".specdec" / "results.json").read_text())["measurements"]
         (accept,) = [row for row in measured["judged"] if row["metric"] == "accept_length"]
-        assert (accept["gated"], accept["verdict"], accept["change"]) == (True, "pass", 0.0)
+        assert (accept["gated"], accept["verdict"]) == (True, "pass")
+        # Exactly, but for a near tie in the logits that falls the other way once in a while.
+        assert accept["change"] == pytest.approx(0.0, abs=0.01)
 
     speed = measured["metrics"]["decode_tok_s"]["value"]
-    baselines, path = baselines_of(recorded, tmp_path, floor=100 * speed)
-    failed = pytest_in(recorded, f"--specdec-baselines={baselines}", "--specdec-rounds=1")
+    baselines, path = baselines_of(recorded, tmp_path, lambda m: m["decode_tok_s"].update(floor=100 * speed))
+    failed = pytest_in(recorded, f"--specdec-baselines={baselines}")
 
     assert failed.returncode == 1, failed.stdout
     assert f"is below its floor {100 * speed:g}" in failed.stdout
@@ -99,18 +102,24 @@ def test_unchanged_code_passes_ten_times_out_of_ten_and_a_raised_floor_fails(rec
 
 def test_a_slower_engine_is_blamed_on_the_engine(recorded: Path, tmp_path: Path) -> None:
     """SGLang's own plug-in hooks put a sleep before each step: the same tokens, later."""
-    baselines, _ = baselines_of(recorded, tmp_path, gate=True)
 
-    slow = pytest_in(
-        recorded, f"--specdec-baselines={baselines}", "--specdec-rounds=1", env={"PYTHONPATH": str(SLOW_ENGINE)}
-    )
+    def on_a_quiet_node(metrics: dict[str, Any]) -> None:
+        """Gate the speed, with the noise of five launches within 1 %: one launch here shows too little."""
+        for name in ("decode_tok_s", "verify_rate"):
+            mean = metrics[name].pop("mean")
+            metrics[name]["launches"] = [[mean * (1 + spread)] for spread in (0.0, 0.005, -0.005, 0.01, -0.01)]
+        metrics["decode_tok_s"]["gate"] = True
+
+    baselines, _ = baselines_of(recorded, tmp_path, on_a_quiet_node)
+
+    slow = pytest_in(recorded, f"--specdec-baselines={baselines}", env={"PYTHONPATH": str(SLOW_ENGINE)})
 
     assert slow.returncode == 1, slow.stdout
     assert "REGRESSION" in slow.stdout
     assert "the engine got slower, not the drafter" in slow.stdout
     (measured,) = json.loads((recorded / ".specdec" / "results.json").read_text())["measurements"]
     assert measured["cause"] == "engine"
-    assert measured["split"]["accept_length"] == 0.0
+    assert measured["split"]["accept_length"] == pytest.approx(0.0, abs=0.01)
     assert measured["split"]["verify_rate"] < -0.2
 
 

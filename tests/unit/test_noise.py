@@ -147,3 +147,17 @@ def test_every_unit_of_a_metric_has_a_prior() -> None:
     from pytest_specdec.metrics import METRICS  # noqa: PLC0415  # the table is what is tested
 
     assert {spec.unit for spec in METRICS.values()} <= set(PRIORS)
+
+
+def test_a_value_that_stood_still_is_not_taken_for_as_noisy_as_its_kind_when_a_judged_round_differs() -> None:
+    """One flipped token in one round of three: the smallest sigma takes the prior's place, four degrees strong."""
+    known = noise.estimate([[4.0] * 5] * 5, prior=PRIORS["tok/step"], smallest_sigma=0.002)
+
+    judged = known.with_judged([[4.0, 4.0, 4.0], [4.0, 4.0, 3.98]])
+
+    assert not judged.constant
+    apart = math.log(4.0 / 3.98) / 3  # of the two launch means
+    assert judged.df == 5  # four of the recorded launches, which all said 0, and one of the judged
+    assert judged.launch_sd == pytest.approx(math.sqrt(apart**2 / 2 / 5))
+    few = noise.estimate([[4.0] * 5], prior=PRIORS["tok/step"], smallest_sigma=0.002)
+    assert few.with_judged([[4.0, 3.98]]).launch_sd == pytest.approx(0.002)
