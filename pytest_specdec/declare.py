@@ -20,7 +20,7 @@ from pytest_specdec.spec import ServerSpec
 from pytest_specdec.workload_formats import ENDINGS
 from pytest_specdec.workloads import load_workload
 
-#: What the marker takes; the first four are read from parameters of the same name as well.
+#: What the marker takes; some are read from parameters of the same name as well.
 MARKER_FIELDS: Final = (
     "workload",
     "concurrency",
@@ -32,8 +32,9 @@ MARKER_FIELDS: Final = (
     "warmup",
     "waive",
     "goodput",
+    "control",
 )
-_PARAMETERS: Final = ("workload", "concurrency", "output_tokens", "request_rate")
+_PARAMETERS: Final = ("workload", "concurrency", "output_tokens", "request_rate", "control")
 
 _EXAMPLE: Final = (
     '@pytest.mark.specdec(workload="chat")\n@pytest.mark.parametrize("sglang_server", [SPEC], indirect=True)'
@@ -76,6 +77,7 @@ def resolve(declaration: Declaration, settings: s.Settings) -> PlannedTest | Ski
             f"{declaration.nodeid}: sglang_server takes a ServerSpec, got {type(spec).__name__} {spec!r}"
             + ("" if "sglang_server" in declaration.params else "; is indirect=True missing?")
         )
+    control = said.control(spec)
     measurement_fields = said.measurement_fields(settings) if "specdec_benchmark" in declaration.fixtures else None
     rounds, warmup = said.whole("rounds", 1, settings.rounds), said.whole("warmup", 0, settings.warmup)
     waived = said.waived()
@@ -84,6 +86,9 @@ def resolve(declaration: Declaration, settings: s.Settings) -> PlannedTest | Ski
     placed = _place(spec, settings)
     if isinstance(placed, Skip):
         return placed
+    beside = None if control is None or measurement_fields is None else _place_control(control, settings)
+    if isinstance(beside, Skip):
+        return beside
     measurement = None if measurement_fields is None else Measurement(spec=placed, **measurement_fields)
     return PlannedTest(
         nodeid=declaration.nodeid,
@@ -92,7 +97,14 @@ def resolve(declaration: Declaration, settings: s.Settings) -> PlannedTest | Ski
         rounds=rounds,
         warmup=warmup,
         waived=waived,
+        control=beside,
     )
+
+
+def _place_control(control: ServerSpec, settings: s.Settings) -> ServerSpec | Skip:
+    if settings.url is not None:
+        return Skip(reason="control= launches two servers in turn, and --specdec-url is one that runs")
+    return _place(control, settings)
 
 
 _NEEDS_GPU_HOST: Final = "needs a GPU host: give --gpu-host for this machine, or --gpu-host=[user@]host for another one"
@@ -103,8 +115,10 @@ def keys(declaration: Declaration, settings: s.Settings) -> frozenset[str]:
     spec = declaration.params.get("sglang_server")
     if not isinstance(spec, ServerSpec) or "specdec_benchmark" not in declaration.fixtures:
         return frozenset()
-    fields = _Said(declaration).measurement_fields(settings)
-    forms = (spec, spec.standin())
+    said = _Said(declaration)
+    fields = said.measurement_fields(settings)
+    control = said.control(spec)
+    forms = (spec, spec.standin(), control, None if control is None else control.standin())
     return frozenset(Measurement(spec=form, **fields).key for form in forms if form is not None)
 
 
@@ -177,6 +191,17 @@ class _Said:
         value, where = self._fields[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self._refuse(where, f"a whole number of at least {least}", value)
+        return value
+
+    def control(self, spec: ServerSpec) -> ServerSpec | None:
+        """The spec that this one is measured beside."""
+        value, where = self._fields.get("control", (None, ""))
+        if value is None:
+            return None
+        if not isinstance(value, ServerSpec):
+            raise self._refuse(where, "a ServerSpec (None: no control)", value)
+        if value.content_hash == spec.content_hash:
+            raise self._refuse(where, f"another spec than {spec.name} itself, which it is measured beside", value)
         return value
 
     def _chat_template(self, workload: Workload, settings: s.Settings) -> bool:

@@ -11,12 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_specdec import attach, compare, engine_env, metrics, results, stats, validity, verdict_text
+from pytest_specdec import attach, beside, compare, engine_env, metrics, results, stats, validity, verdict_text
 from pytest_specdec.baseline import BY_CATEGORY, Baseline, Identity, Provenance
 from pytest_specdec.baseline_store import ANY, BaselineStore, Change, Lookup, updated
+from pytest_specdec.beside import Beside
+from pytest_specdec.difference import difference
 from pytest_specdec.errors import BaselineFileError, SpecdecError
 from pytest_specdec.model import Comparison, Finding, LaunchRecord, LaunchRounds, Measurement, RoundsByLaunch, Verdict
 from pytest_specdec.plan import Plan, PlannedMeasurement
+from pytest_specdec.pool import Legs
 from pytest_specdec.results import BenchmarkResult, CategoryResult
 from pytest_specdec.serving import Serving
 from pytest_specdec.settings import Settings
@@ -127,10 +130,55 @@ class Judging:
             return True
         return not self.store.lookup(measurement.key).files
 
+    def judge_beside(
+        self,
+        measurement: Measurement,
+        launches: Sequence[LaunchRounds],
+        control: Measurement,
+        legs: Legs,
+        *,
+        waived: frozenset[str],
+    ) -> tuple[BenchmarkResult, BenchmarkResult]:
+        """Judge one measurement beside its control; returns its result and the control's own.
+
+        ``launches`` are all of the measurement's, ``legs`` those of its block.
+        """
+        result = self.judge(measurement, launches, waived=waived)
+        own = self.judge(control, legs.control, waived=waived, recorded=False)
+        found = self.store.lookup(control.key).metrics
+        compared = Beside(
+            control=control.spec.name,
+            speed="system_tok_s" if _identity(measurement).streams > 1 else "decode_tok_s",
+            ratios=beside.ratios(
+                results.rounds_by_launch(legs.control, control),
+                results.rounds_by_launch(legs.treatment, measurement),
+                {name: one.metric for name, one in found.items()},
+            ),
+            difference=difference(
+                control.spec,
+                measurement.spec,
+                control_environment=_environment(legs.control),
+                treatment_environment=_environment(legs.treatment),
+            ),
+            moved=beside.control_moved(own.comparison),
+        )
+        comparison = beside.judged(result.comparison, own.comparison, compared)
+        if comparison.verdict in (Verdict.INVALID, Verdict.INCONCLUSIVE):
+            self._updates.pop(measurement.key, None)
+        return dataclasses.replace(result, comparison=comparison, beside=compared), own
+
     def judge(
-        self, measurement: Measurement, launches: Sequence[LaunchRounds], *, waived: frozenset[str]
+        self,
+        measurement: Measurement,
+        launches: Sequence[LaunchRounds],
+        *,
+        waived: frozenset[str],
+        recorded: bool = True,
     ) -> BenchmarkResult:
-        """Judge one measurement; with an update asked for, a good one passes and is kept for writing."""
+        """Judge one measurement; with an update asked for, a good one passes and is kept for writing.
+
+        Launches of a block are judged and, with ``recorded`` False, never written.
+        """
         values = results.rounds_by_launch(launches, measurement)
         lookup = self.store.lookup(measurement.key)
         found = self._findings(measurement, launches, lookup, waived)
@@ -156,7 +204,7 @@ class Judging:
         )
         self._calls[measurement.key] = compare.calls(comparison)
         simulated = any(finding.rule == "simulated-acceptance" and finding.status == "broken" for finding in found)
-        if self._settings.update is not None:
+        if self._settings.update is not None and recorded:
             comparison = self._considered(
                 measurement, values, lookup, comparison, identity, environment, categories, simulated=simulated
             )

@@ -58,6 +58,8 @@ class Keeping:
         self._clock = clock
         self._notify = notify
         self._here: LeasedLocalHost | None = None
+        #: Why this session takes no server that is up already; None when it may.
+        self.fresh_because: str | None = None
 
     def _leasing(self, host: Host) -> LeasingHost | None:
         """The host as one that can take a kept server; without the option this machine's other servers need none."""
@@ -108,6 +110,8 @@ class Keeping:
         """Why a kept server is not reused."""
         if self._settings.update is not None:
             return ["baselines are recorded on fresh launches (--update-baselines)"]
+        if self.fresh_because is not None:
+            return [self.fresh_because]
         own, there = version("pytest-specdec"), server.content["plugin_version"]
         if own != there:
             return [f"pytest-specdec {there} kept it, this is {own}"]

@@ -5,8 +5,11 @@ A test declares a measurement; tests of equal identity share it; measurements of
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from pytest_specdec.errors import UserInputError
 from pytest_specdec.model import Measurement
@@ -17,7 +20,8 @@ from pytest_specdec.spec import ServerSpec
 class PlannedTest:
     """What one test asks for. ``measurement`` is None for a test that only borrows the server.
 
-    ``spec`` is what will be launched: the stand-in where one takes the spec's place.
+    ``spec`` is what will be launched: the stand-in where one takes the spec's place. ``control`` is what it is
+    measured beside, in blocks of four launches A B B A.
     """
 
     nodeid: str
@@ -26,13 +30,26 @@ class PlannedTest:
     rounds: int
     warmup: int
     waived: frozenset[str] = frozenset()
+    control: ServerSpec | None = None
+
+    @property
+    def control_measurement(self) -> Measurement | None:
+        """The same measurement on the control; None without one."""
+        if self.control is None or self.measurement is None:
+            return None
+        return dataclasses.replace(self.measurement, spec=self.control)
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """What has to be measured for this test, on its own spec and on the control's."""
+        return tuple(one for one in (self.measurement, self.control_measurement) if one is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedMeasurement:
     """A measurement with its sampling plan: rounds a launch, launches, and the most that a close answer may take.
 
-    ``waived``: rules that any of its tests waives.
+    ``waived``: rules that any of its tests waives. ``alone``: a test wants it by itself, without a control.
     """
 
     measurement: Measurement
@@ -41,20 +58,51 @@ class PlannedMeasurement:
     launches: int
     most_launches: int = 1
     waived: frozenset[str] = frozenset()
+    alone: bool = True
+
+
+#: Launches of each of its two specs in a block A B B A.
+LEGS: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A control and a treatment that are measured in one block, with all that tests want of the two together.
+
+    The lists have one entry a measurement, in the same order.
+    """
+
+    control: ServerSpec
+    treatment: ServerSpec
+    of_control: tuple[PlannedMeasurement, ...]
+    of_treatment: tuple[PlannedMeasurement, ...]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from other pairs."""
+        return self.control.content_hash, self.treatment.content_hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecPlan:
-    """All that a session wants of one spec; ``nodeids`` are the tests that use it, in running order."""
+    """All that a session wants of one spec; ``nodeids`` are the tests that use it, in running order.
+
+    ``blocks``: in how many pairs it is measured. A control that no test uses by itself has those only.
+    """
 
     spec: ServerSpec
     measurements: tuple[PlannedMeasurement, ...]
     nodeids: tuple[str, ...]
+    blocks: int = 0
 
     @property
     def launches(self) -> int:
-        """Launches needed: those of its most demanding measurement; one when tests only borrow the server."""
-        return max((planned.launches for planned in self.measurements), default=1)
+        """Launches needed: those of its most demanding measurement; one when tests only borrow the server.
+
+        The launches of its blocks serve its other measurements as well.
+        """
+        alone = max((planned.launches for planned in self.measurements), default=1 if self.nodeids else 0)
+        return max(alone, LEGS * self.blocks)
 
     @property
     def most_launches(self) -> int:
@@ -67,11 +115,14 @@ class Plan:
     """The session's specs in running order."""
 
     specs: tuple[SpecPlan, ...]
+    pairs: tuple[Pair, ...] = ()
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """Every measurement, in running order."""
-        return tuple(planned.measurement for spec in self.specs for planned in spec.measurements)
+        """Every measurement once, in running order, those of controls among them."""
+        alone = [planned.measurement for spec in self.specs for planned in spec.measurements]
+        beside = [planned.measurement for pair in self.pairs for planned in pair.of_control]
+        return tuple({one.key: one for one in (*alone, *beside)}.values())
 
     def of(self, spec: ServerSpec) -> SpecPlan:
         """The part of the plan for this spec, by content: equal specs need not be one object."""
@@ -88,11 +139,12 @@ class Plan:
         """
         if not self.specs:
             return []
-        measurements = sum(len(planned.measurements) for planned in self.specs)
+        measurements = len(self.measurements)
         costs = [(planned, expected_s(planned.spec)) for planned in self.specs]
         head = f"specdec plan: {_n(len(self.specs), 'server spec')}, {_n(measurements, 'measurement')}, "
         head += _launches(self.specs) + _loading(costs)
-        return [head, *(f"  {_spec_line(planned, cost_s)}" for planned, cost_s in costs)]
+        pairs = [f"  {pair.treatment.name} beside {pair.control.name}: a block A B B A" for pair in self.pairs]
+        return [head, *(f"  {_spec_line(planned, cost_s)}" for planned, cost_s in costs), *pairs]
 
 
 def _n(number: int, one: str, many: str | None = None) -> str:
@@ -132,7 +184,8 @@ def _spec_line(planned: SpecPlan, cost_s: float | None) -> str:
         for m in planned.measurements
     )
     each = "" if cost_s is None else f" of about {_range(cost_s, cost_s)}"
-    return f"{planned.spec.name}: {_launches([planned])}{each}; {what or 'server only'}"
+    what = what or ("server only" if planned.nodeids else "control only")
+    return f"{planned.spec.name}: {_launches([planned])}{each}; {what}"
 
 
 def check_names(tests: Iterable[PlannedTest]) -> None:
@@ -140,28 +193,27 @@ def check_names(tests: Iterable[PlannedTest]) -> None:
 
     Raises :class:`UserInputError` naming both tests and what differs.
     """
-    by_name: dict[str, PlannedTest] = {}
-    by_key: dict[str, PlannedTest] = {}
+    by_name: dict[str, tuple[ServerSpec, str]] = {}
+    by_key: dict[str, tuple[Measurement, str]] = {}
     for test in tests:
-        other = by_name.setdefault(test.spec.name, test)
-        if other.spec.content_hash != test.spec.content_hash:
-            raise UserInputError(
-                f"two server specs are named {test.spec.name!r} but differ:\n"
-                f"  {other.nodeid}: {other.spec.masked_command}\n"
-                f"  {test.nodeid}: {test.spec.masked_command}\n"
-                "give one of them another name"
-            )
-        if test.measurement is None:
-            continue
-        same_path = by_key.setdefault(test.measurement.key, test)
-        assert same_path.measurement is not None
-        if same_path.measurement != test.measurement:
-            raise UserInputError(
-                f"two measurements would share the baseline {test.measurement.key}.json but differ in "
-                f"{_difference(same_path.measurement, test.measurement)}:\n"
-                f"  {same_path.nodeid}\n  {test.nodeid}\n"
-                "give the workload or the spec another name"
-            )
+        for spec in filter(None, (test.spec, test.control)):
+            other, nodeid = by_name.setdefault(spec.name, (spec, test.nodeid))
+            if other.content_hash != spec.content_hash:
+                raise UserInputError(
+                    f"two server specs are named {spec.name!r} but differ:\n"
+                    f"  {nodeid}: {other.masked_command}\n"
+                    f"  {test.nodeid}: {spec.masked_command}\n"
+                    "give one of them another name"
+                )
+        for measurement in test.measurements:
+            same_path, nodeid = by_key.setdefault(measurement.key, (measurement, test.nodeid))
+            if same_path != measurement:
+                raise UserInputError(
+                    f"two measurements would share the baseline {measurement.key}.json but differ in "
+                    f"{_difference(same_path, measurement)}:\n"
+                    f"  {nodeid}\n  {test.nodeid}\n"
+                    "give the workload or the spec another name"
+                )
 
 
 def _difference(one: Measurement, other: Measurement) -> str:
@@ -186,16 +238,56 @@ def build_plan(
     """
     tests = list(tests)
     check_names(tests)
+    most_for = most_launches_for or launches_for
     order: dict[str, list[PlannedTest]] = {}
+    paired: dict[tuple[str, str], list[PlannedTest]] = {}
     for test in tests:
         order.setdefault(test.spec.content_hash, []).append(test)
-    most_for = most_launches_for or launches_for
-    return Plan(specs=tuple(_plan_spec(group, launches_for, most_for) for group in order.values()))
+        if test.control is not None and test.measurement is not None:
+            paired.setdefault((test.control.content_hash, test.spec.content_hash), []).append(test)
+    pairs = tuple(_plan_pair(group) for group in paired.values())
+    blocks = collections.Counter(spec.content_hash for pair in pairs for spec in (pair.control, pair.treatment))
+    specs = [_plan_spec(group, launches_for, most_for, blocks[group[0].spec.content_hash]) for group in order.values()]
+    controls = {pair.control.content_hash: pair.control for pair in pairs if pair.control.content_hash not in order}
+    specs += [
+        SpecPlan(spec=control, measurements=(), nodeids=(), blocks=blocks[key]) for key, control in controls.items()
+    ]
+    return Plan(specs=tuple(specs), pairs=pairs)
+
+
+def _plan_pair(group: list[PlannedTest]) -> Pair:
+    control = group[0].control
+    assert control is not None
+    of_treatment = _planned(group, lambda _: LEGS, lambda _: LEGS)
+    return Pair(
+        control=control,
+        treatment=group[0].spec,
+        of_treatment=of_treatment,
+        of_control=tuple(
+            dataclasses.replace(planned, measurement=dataclasses.replace(planned.measurement, spec=control))
+            for planned in of_treatment
+        ),
+    )
 
 
 def _plan_spec(
-    group: list[PlannedTest], launches_for: Callable[[Measurement], int], most_for: Callable[[Measurement], int]
+    group: list[PlannedTest],
+    launches_for: Callable[[Measurement], int],
+    most_for: Callable[[Measurement], int],
+    blocks: int,
 ) -> SpecPlan:
+    return SpecPlan(
+        spec=group[0].spec,
+        measurements=_planned(group, launches_for, most_for),
+        nodeids=tuple(test.nodeid for test in group),
+        blocks=blocks,
+    )
+
+
+def _planned(
+    group: list[PlannedTest], launches_for: Callable[[Measurement], int], most_for: Callable[[Measurement], int]
+) -> tuple[PlannedMeasurement, ...]:
+    """Return the measurements of these tests, each once."""
     wanted: dict[str, list[PlannedTest]] = {}
     for test in group:
         if test.measurement is not None:
@@ -212,13 +304,10 @@ def _plan_spec(
                 launches=launches_for(measurement),
                 most_launches=most_for(measurement),
                 waived=frozenset[str]().union(*(test.waived for test in sharing)),
+                alone=any(test.control is None for test in sharing),
             )
         )
-    return SpecPlan(
-        spec=group[0].spec,
-        measurements=tuple(measurements),
-        nodeids=tuple(test.nodeid for test in group),
-    )
+    return tuple(measurements)
 
 
 def order_by_spec(keys: list[str | None]) -> list[int]:

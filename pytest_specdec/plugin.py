@@ -102,7 +102,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "specdec(workload, concurrency=1, output_tokens=512, request_rate=None, sampling=None, "
-        "chat_template=False, rounds=None, warmup=None, waive=()): "
+        "chat_template=False, rounds=None, warmup=None, waive=(), control=None): "
         "what specdec_benchmark measures on the test's server.",
     )
     config.pluginmanager.register(_Outcomes(config), "specdec-outcomes")
@@ -245,6 +245,11 @@ def request_rate() -> None:
 
 
 @pytest.fixture
+def control() -> None:
+    """Parametrize it to declare the ServerSpec that the measurement is taken beside, in blocks A B B A."""
+
+
+@pytest.fixture
 def specdec_benchmark(
     request: pytest.FixtureRequest,
     sglang_server: SglangServer,  # noqa: ARG001  # names the server: a test need not ask for it as well
@@ -252,11 +257,12 @@ def specdec_benchmark(
     concurrency: object,
     output_tokens: object,
     request_rate: object,
+    control: object,
 ) -> Benchmark:
     """Return a callable that gives the stored result of the test's measurement, and fails on a bad verdict."""
     planned = _planned(request)
     given = {"workload": workload, "concurrency": concurrency, "output_tokens": output_tokens}
-    given["request_rate"] = request_rate
+    given |= {"request_rate": request_rate, "control": control}
     session = _session_of(request.config)
     session.check_declared(request.node, {name: value for name, value in given.items() if value is not None})
     return session.benchmark(planned, request.node)

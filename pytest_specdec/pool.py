@@ -6,13 +6,13 @@ the same spec: nine minutes are paid once, and every test that depended on them 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from pytest_specdec.errors import InfrastructureError, LaunchError, SpecdecError
 from pytest_specdec.model import LaunchRecord, LaunchRounds, Measurement
-from pytest_specdec.plan import Plan, PlannedMeasurement, SpecPlan
+from pytest_specdec.plan import Pair, Plan, PlannedMeasurement, SpecPlan
 from pytest_specdec.spec import ServerSpec
 
 
@@ -39,13 +39,30 @@ WantsMore = Callable[[PlannedMeasurement, tuple[LaunchRounds, ...]], bool]
 
 @dataclass(slots=True)
 class _Taken:
-    """What the pool has of one spec."""
+    """What the pool has of one spec. ``complete``: what was measured of it is not added to any more."""
 
+    begun: bool = False
     complete: bool = False
     launches: int = 0
     rounds: dict[str, list[LaunchRounds]] = field(default_factory=dict)
     errors: dict[str, SpecdecError] = field(default_factory=dict)
     failure: InfrastructureError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Legs:
+    """The launches of one block in which one measurement was taken on a control and a treatment, A B B A."""
+
+    control: tuple[LaunchRounds, LaunchRounds]
+    treatment: tuple[LaunchRounds, LaunchRounds]
+
+
+@dataclass(slots=True)
+class _Block:
+    """What the pool has of one pair: the legs that were taken, by measurement, in the order they ran."""
+
+    legs: dict[str, list[LaunchRounds]] = field(default_factory=dict)
+    errors: dict[str, SpecdecError] = field(default_factory=dict)
 
 
 class ServerPool:
@@ -73,6 +90,7 @@ class ServerPool:
         self._keep = keep
         self._keeps_late = keep is not None and keeps_late
         self._taken: dict[str, _Taken] = {}
+        self._blocks: dict[tuple[str, str], _Block] = {}
         self._running: tuple[str, Served] | None = None
         self.launch_count = 0
 
@@ -86,6 +104,77 @@ class ServerPool:
         if error is not None:
             raise error
         return tuple(taken.rounds[measurement.key])
+
+    def beside(self, measurement: Measurement, control: Measurement) -> Legs:
+        """Return the legs of a planned measurement and of the same one on its control, taking them first.
+
+        Raises the :class:`SpecdecError` that kept any of the four from being taken, the same one each time.
+        """
+        self._take(measurement.spec)
+        block = self._block(measurement.spec, control.spec)
+        for one in (control, measurement):
+            if one.key in block.errors:
+                raise block.errors[one.key]
+        a1, a2 = block.legs[control.key]
+        b1, b2 = block.legs[measurement.key]
+        return Legs(control=(a1, a2), treatment=(b1, b2))
+
+    def _block(self, treatment: ServerSpec, control: ServerSpec) -> _Block:
+        """Return a pair's block, run when it hasn't been."""
+        (pair,) = [pair for pair in self._plan.pairs if pair.key == (control.content_hash, treatment.content_hash)]
+        if pair.key not in self._blocks:
+            self._blocks[pair.key] = block = _Block()
+            self._run(pair, block)
+        return self._blocks[pair.key]
+
+    def _run(self, pair: Pair, block: _Block) -> None:
+        """Launch control, treatment, treatment, control; the first that fails ends the block for all of its tests."""
+        order = ((pair.control, pair.of_control), (pair.treatment, pair.of_treatment))
+        for spec, wanted in (order[0], order[1], order[1], order[0]):
+            failed = self._leg(spec, wanted, block)
+            if failed is not None:
+                for one in (*pair.of_control, *pair.of_treatment):
+                    block.errors.setdefault(one.measurement.key, failed)
+                break
+        if not self._plan.of(pair.control).nodeids:
+            self._release(pair.control)
+
+    def _leg(self, spec: ServerSpec, wanted: Sequence[PlannedMeasurement], block: _Block) -> SpecdecError | None:
+        """Launch once for a block, which serves the spec's other measurements as well; returns why it didn't serve.
+
+        A measurement that could not be taken is left out of the legs that follow.
+        """
+        taken = self._taken.setdefault(spec.content_hash, _Taken())
+        if taken.failure is not None:
+            return taken.failure
+        wanted = [one for one in wanted if one.measurement.key not in block.errors]
+        keys = {one.measurement.key for one in wanted}
+        others = [p for p in self._lacking(spec, taken) if p.measurement.key not in keys]
+        leg = _Taken(launches=taken.launches)
+        self._one_launch(spec, [*wanted, *others], leg)
+        taken.launches = leg.launches
+        for key, done in leg.rounds.items():
+            if key in keys:
+                block.legs.setdefault(key, []).extend(done)
+            if not taken.complete:
+                taken.rounds.setdefault(key, []).extend(done)
+        if not taken.complete:
+            taken.failure = leg.failure
+            taken.errors = {**leg.errors, **taken.errors}
+        block.errors |= {key: error for key, error in leg.errors.items() if key in keys}
+        return leg.failure
+
+    def _release(self, spec: ServerSpec) -> None:
+        """Stop a control's server: no test uses it by itself."""
+        if self._running is not None and self._running[0] == spec.content_hash:
+            self._stop()
+
+    def _lacking(self, spec: ServerSpec, taken: _Taken) -> list[PlannedMeasurement]:
+        """Return the planned measurements of a spec that need another launch."""
+        if taken.complete or taken.failure is not None:
+            return []
+        planned = [p for p in self._plan.of(spec).measurements if p.measurement.key not in taken.errors]
+        return [p for p in planned if len(taken.rounds.get(p.measurement.key, [])) < p.launches]
 
     def server(self, spec: ServerSpec) -> Served:
         """Return a running server for free use, measured first, started when it isn't up."""
@@ -122,19 +211,30 @@ class ServerPool:
 
     def _take(self, spec: ServerSpec) -> _Taken:
         taken = self._taken.setdefault(spec.content_hash, _Taken())
-        if taken.complete:
+        if taken.begun:
             return taken
         # Set before, not after: a fault of our own must not start the same nine minutes again.
-        taken.complete = True
+        taken.begun = True
         planned = self._plan.of(spec)
-        for index in range(planned.launches):
-            wanted = [p for p in planned.measurements if p.launches > index]
-            wanted = [p for p in wanted if p.measurement.key not in taken.errors]
-            if taken.failure is None and (index == 0 or wanted):
-                self._one_launch(planned.spec, wanted, taken)
+        self._take_blocks(spec)
+        if not taken.launches and not taken.errors:
+            self._one_launch(spec, self._lacking(spec, taken), taken)
+        while lacking := self._lacking(spec, taken):
+            self._one_launch(spec, lacking, taken)
         while taken.failure is None and (close := self._too_close(planned, taken)):
-            self._one_launch(planned.spec, close, taken)
+            self._one_launch(spec, close, taken)
+        taken.complete = True
         return taken
+
+    def _take_blocks(self, spec: ServerSpec) -> None:
+        """Run the blocks of a treatment; of a control the first one, whose launches serve its own measurements too."""
+        as_treatment = [pair for pair in self._plan.pairs if pair.key[1] == spec.content_hash]
+        as_control = [pair for pair in self._plan.pairs if pair.key[0] == spec.content_hash]
+        for pair in as_treatment or as_control[:1]:
+            block = self._block(pair.treatment, pair.control)
+            only_beside = {p.measurement.key for p in self._plan.of(spec).measurements if not p.alone}
+            for key in only_beside & block.errors.keys():
+                self._taken[spec.content_hash].errors.setdefault(key, block.errors[key])
 
     def _too_close(self, planned: SpecPlan, taken: _Taken) -> list[PlannedMeasurement]:
         """Return the measurements whose answer another launch could change."""
@@ -143,7 +243,7 @@ class ServerPool:
         complete = [p for p in planned.measurements if p.measurement.key not in taken.errors]
         return [p for p in complete if self._wants_more(p, tuple(taken.rounds[p.measurement.key]))]
 
-    def _one_launch(self, spec: ServerSpec, wanted: list[PlannedMeasurement], taken: _Taken) -> None:
+    def _one_launch(self, spec: ServerSpec, wanted: Sequence[PlannedMeasurement], taken: _Taken) -> None:
         """Launch once and take these measurements; whatever keeps one from being taken is remembered as its error."""
         try:
             served = self._launch(spec, taken)
@@ -180,7 +280,7 @@ class ServerPool:
         return served
 
     @staticmethod
-    def _fail(wanted: list[PlannedMeasurement], taken: _Taken, error: SpecdecError) -> None:
+    def _fail(wanted: Sequence[PlannedMeasurement], taken: _Taken, error: SpecdecError) -> None:
         """Give the reason to each measurement of a launch that this launch has not yet taken; others keep theirs."""
         for one in wanted:
             key = one.measurement.key

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_specdec import jsonfile, metrics, stats
+from pytest_specdec.beside import Beside, Speedup
 from pytest_specdec.errors import InfrastructureError, MeasurementError
 from pytest_specdec.model import (
     Comparison,
@@ -24,6 +25,7 @@ from pytest_specdec.model import (
     RoundsByLaunch,
     Verdict,
 )
+from pytest_specdec.paired import PairedRatio
 from pytest_specdec.serving_fields import serving_fields
 
 RESULTS_SCHEMA_VERSION: Final = 1
@@ -84,7 +86,8 @@ class BenchmarkResult:
     """The stored result of one measurement: every metric, every round, and the verdict.
 
     ``by_category`` has an entry for each class of task in the workload, for its own acceptance and speed.
-    ``validity`` is what each validity rule says of it.
+    ``validity`` is what each validity rule says of it. ``beside`` is what it came to beside its control, None without
+    one.
     """
 
     measurement: Measurement
@@ -95,6 +98,7 @@ class BenchmarkResult:
     comparison: Comparison
     by_category: Mapping[str, CategoryResult] = field(default_factory=dict)
     validity: tuple[Finding, ...] = ()
+    beside: Beside | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -108,6 +112,22 @@ class BenchmarkResult:
         except KeyError:
             known = ", ".join(sorted(self.metrics)) or "none"
             raise MeasurementError(f"{self.measurement.key}: no {metric!r} was measured; there are: {known}") from None
+
+    @property
+    def speedup(self) -> Speedup:
+        """How many times as fast as its control, with the interval: ``low``, ``high``.
+
+        Raises :class:`MeasurementError` for a test without ``control=``.
+        """
+        found = None if self.beside is None else self.beside.speedup
+        if found is None:
+            why = (
+                "it was measured without a control; name one: specdec(control=SPEC)"
+                if self.beside is None
+                else (f"{self.beside.speed} was not measured on both sides")
+            )
+            raise MeasurementError(f"{self.measurement.key}: there is no speed-up: {why}")
+        return found
 
     @property
     def decode_tok_s(self) -> MetricSummary:
@@ -238,6 +258,11 @@ def to_json(result: BenchmarkResult) -> dict[str, Any]:
         if comparison.split is None
         else {"accept_length": comparison.split[0], "verify_rate": comparison.split[1]},
         "cause": comparison.cause,
+        "speedup": None if result.beside is None else _speedup_json(result.beside),
+        "ratios": None
+        if result.beside is None
+        else {name: _ratio_json(ratio) for name, ratio in result.beside.ratios.items()},
+        "difference": None if result.beside is None else dataclasses.asdict(result.beside.difference),
         "category_changes": [dataclasses.asdict(change) for change in comparison.categories],
         "launches": [launch_json(launch.launch) for launch in result.launches],
         "rounds": [
@@ -258,6 +283,18 @@ def round_json(
         "accept_histogram": metrics.accept_histogram((done,)),
         "round": {name: value for name, value in dataclasses.asdict(done).items() if name not in leave_out},
     }
+
+
+def _speedup_json(beside: Beside) -> dict[str, Any] | None:
+    found = beside.speedup
+    if found is None:
+        return None
+    bounds = {"low": found.low, "high": found.high} if found.conclusive else {"low": None, "high": None}
+    return {**dataclasses.asdict(found), **bounds, "control": beside.control, "control_moved": beside.moved}
+
+
+def _ratio_json(ratio: PairedRatio) -> dict[str, Any]:
+    return dataclasses.asdict(ratio)
 
 
 def _metric_json(summary: MetricSummary) -> dict[str, Any]:

@@ -186,6 +186,10 @@ class Serving:
             running.stop()
             raise
 
+    def launch_afresh(self, why: str) -> None:
+        """Take no server that an earlier run left up."""
+        self._keeping.fresh_because = why
+
     def keep(self, served: Served) -> None:
         """Leave a server up for the next run."""
         if isinstance(served, ServedHere):

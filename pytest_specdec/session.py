@@ -161,7 +161,7 @@ class SpecdecSession:
         declaration = declare.Declaration(
             nodeid=item.nodeid,
             path=item.path,
-            markers=tuple(marker.kwargs for marker in markers),
+            markers=tuple(self._adapted(marker.kwargs) for marker in markers),
             params={} if callspec is None else self._adapted(callspec.params),
             fixtures=frozenset(getattr(item, "fixturenames", ())),
         )
@@ -178,10 +178,11 @@ class SpecdecSession:
 
     def _adapted(self, params: Mapping[str, Any]) -> dict[str, Any]:
         adapted = dict(params)
-        spec = adapted.get("sglang_server")
-        if isinstance(spec, ServerSpec):
-            replaced = self._config.hook.pytest_specdec_adapt_spec(spec=spec, config=self._config)
-            adapted["sglang_server"] = spec if replaced is None else replaced
+        for name in ("sglang_server", "control"):
+            spec = adapted.get(name)
+            if isinstance(spec, ServerSpec):
+                replaced = self._config.hook.pytest_specdec_adapt_spec(spec=spec, config=self._config)
+                adapted[name] = spec if replaced is None else replaced
         return adapted
 
     @staticmethod
@@ -204,6 +205,8 @@ class SpecdecSession:
         except UserInputError as error:
             raise pytest.UsageError(str(error)) from None
         self.judging.judge_for(self._plan)
+        if self._plan.pairs:
+            self.serving.launch_afresh("control= compares launches of one block")
         keep = None if self.settings.keep_servers_s is None else self.serving.keep
         self._pool = ServerPool(
             self._plan,
@@ -285,13 +288,19 @@ class SpecdecSession:
 
     def result(self, test: PlannedTest) -> BenchmarkResult:
         """Return the judged result of the test's measurement, measuring first when it is the first to ask."""
-        measurement = test.measurement
+        measurement, control = test.measurement, test.control_measurement
         assert measurement is not None
         launches = _or_skip(self.pool.measured, measurement)
-        first = measurement.key not in self._results
-        result = self.judging.judge(measurement, launches, waived=test.waived)
-        self._results[measurement.key] = result
-        self._shown[measurement.key] = results.to_json(result)
+        name = measurement.key if control is None else f"{measurement.key} beside {control.spec.name}"
+        first = name not in self._results
+        if control is None:
+            result = self.judging.judge(measurement, launches, waived=test.waived)
+        else:
+            legs = self.pool.beside(measurement, control)
+            result, own = self.judging.judge_beside(measurement, launches, control, legs, waived=test.waived)
+            self._shown.setdefault(control.key, results.to_json(own))
+        self._results[name] = result
+        self._shown[name] = results.to_json(result)
         self.write()
         if first:
             self._config.hook.pytest_specdec_result(result=result, config=self._config)
@@ -335,6 +344,8 @@ class SpecdecSession:
             left.discard(test.nodeid)
         if not left and self._pool is not None:
             self._pool.finished(test.spec)
+            if test.control is not None and not self._left.get(test.control.content_hash):
+                self._pool.finished(test.control)
 
     def close(self) -> None:
         """Stop every server."""

@@ -6,7 +6,8 @@ A spec's environment drives it:
 
 ``FAKE_ACCEPT``        tokens a verify step (with ``--speculative-algorithm``), default 3; several, with commas
                        between them, for the first launch that ``FAKE_COUNTER`` counts, the second, and round again
-``FAKE_STEP_MS``       milliseconds a step, default 2
+``FAKE_STEP_MS``       milliseconds a step, default 2; ``FAKE_STEP_MS_BY_LAUNCH`` goes before it: several, with commas
+                       between them, as for ``FAKE_ACCEPT``
 ``FAKE_NO_VERIFY_CT``  set: the server drafts but does not say how often it verified
 ``FAKE_STOP_AT``       stop each answer after this many tokens
 ``FAKE_DIE``           ``start``: exit 1 with a traceback; ``flag``: exit 2 as argparse does;
@@ -106,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         for step in steps(request):
             self.chunk(b"data: " + json.dumps(step).encode() + b"\n\n")
-            time.sleep(float(os.environ.get("FAKE_STEP_MS", "2")) / 1000)
+            time.sleep(by_launch("FAKE_STEP_MS_BY_LAUNCH", os.environ.get("FAKE_STEP_MS", "2")) / 1000)
         self.chunk(b"data: [DONE]\n\n")
         self.chunk(b"")
 
@@ -121,7 +122,7 @@ def steps(request: dict[str, object]):  # type: ignore[no-untyped-def]  # noqa: 
     wanted = int(params["max_new_tokens"])
     total = min(wanted, int(os.environ.get("FAKE_STOP_AT", wanted)))
     drafting = option("--speculative-algorithm") is not None
-    accept = accepted() if drafting else 1.0
+    accept = by_launch("FAKE_ACCEPT", "3") if drafting else 1.0
     seed = sum(map(ord, str(request.get("text", ""))))
     ids = [(seed * 31 + i * 17 + i * i) % 500 for i in range(total)]
     done, verified, owed = 1, 0, 0.0
@@ -169,8 +170,8 @@ def server_info() -> dict[str, object]:
 LAUNCH = [1]
 
 
-def accepted() -> float:
-    choices = os.environ.get("FAKE_ACCEPT", "3").split(",")
+def by_launch(variable: str, default: str) -> float:
+    choices = os.environ.get(variable, default).split(",")
     return float(choices[(LAUNCH[0] - 1) % len(choices)])
 
 

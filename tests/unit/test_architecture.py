@@ -53,6 +53,8 @@ LAYERS: dict[int, set[str]] = {
         "environment",
         "blame",
         "compare",
+        "difference",
+        "beside",
         "verdict_text",
         "report",
         "answers",
