@@ -12,6 +12,9 @@ from pytest_specdec.environment import environment_changes
 from pytest_specdec.errors import BaselineFileError
 from pytest_specdec.report import number, percent
 
+#: The published JSON Schema of a baseline file.
+SCHEMA_PATH: Final = Path(__file__).parent / "schemas" / "baseline.schema.json"
+
 _SHOWN: Final = ("decode_tok_s", "system_tok_s", "accept_length")
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import datetime as dt
 import difflib
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pytest_specdec.errors import BaselineFileError
 
 T = TypeVar("T")
+
+#: As the schema has it. What more `fromisoformat` takes differs between versions of Python.
+_MOMENT: Final = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{3}(\d{3})?)?(Z|[+-]\d{2}:\d{2})")
 
 
 class At:
@@ -77,6 +81,8 @@ class At:
 
     def moment(self) -> str:
         """Read a time in UTC; it stays a text."""
+        if _MOMENT.fullmatch(self.text()) is None:
+            raise self.fail("a time as 2026-11-29T12:00:00+00:00")
         try:
             when = dt.datetime.fromisoformat(self.text().replace("Z", "+00:00"))
         except ValueError:

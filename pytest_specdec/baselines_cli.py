@@ -51,7 +51,7 @@ def add_to(commands: _Commands) -> None:
     one.add_argument("new", type=Path, metavar="NEW")
     one.set_defaults(run=_diff)
     for name, text, run in (
-        ("verify", "read every file, and compare its name with what it holds", _verify),
+        ("verify", "read every file, compare its name with what it holds, and name the format's JSON Schema", _verify),
         ("migrate", "rewrite files of older schema versions", _migrate),
     ):
         one = actions.add_parser(name, help=text)
@@ -87,6 +87,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     except BaselineFileError as error:
         return _refused(error)
     print("\n".join(lines) if lines else f"{len(there)} files, all sound")
+    print(f"the format, as a JSON Schema: {admin.SCHEMA_PATH}")
     return _FOUND if lines else 0
 
 

@@ -47,7 +47,7 @@ def edit(path: Path, **changes: Any) -> Path:
 
 def test_sound_files_are_sound(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["baselines", "verify", str(root)]) == 0
-    assert capsys.readouterr().out == "1 files, all sound\n"
+    assert capsys.readouterr().out == f"1 files, all sound\nthe format, as a JSON Schema: {admin.SCHEMA_PATH}\n"
 
 
 @pytest.mark.parametrize(
