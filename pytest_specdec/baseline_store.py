@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from pytest_specdec.baseline import Baseline, Identity, MetricBaseline, Provenance, estimate, read_baseline
 from pytest_specdec.errors import BaselineFileError
@@ -17,6 +17,8 @@ from pytest_specdec.stats import geometric_mean
 
 ANY: Final = "any"
 NODES_FILE: Final = "nodes.toml"
+#: Class of task -> metric -> a value a launch.
+_ByCategory: TypeAlias = Mapping[str, Mapping[str, tuple[float, ...]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +151,7 @@ def updated(
     environment: Mapping[str, object],
     provenance: Provenance,
     node: str,
-    categories: Mapping[str, Mapping[str, tuple[float, ...]]] | None = None,
+    categories: _ByCategory | None = None,
     never_gated: frozenset[str] = frozenset(),
 ) -> tuple[dict[Path, Baseline], tuple[Change, ...]]:
     """Return the files to write with these rounds in them, and what that changes.
@@ -157,7 +159,7 @@ def updated(
     A metric is updated in the file where its baseline stands, else in the measurement's own file; one that an
     alias pointed to is recorded for the node itself from now on. Direction, gate, tolerance, floor and note of an
     old entry stay: people set them. A metric in ``never_gated`` is recorded as advisory. ``categories``, category ->
-    metric -> a value a launch, go where their metric goes.
+    metric -> a value a launch, go where their metric goes; those of a metric that was not measured stay.
     """
     by_path: dict[Path, dict[str, MetricBaseline]] = {}
     old_files = dict(lookup.baselines)
@@ -192,23 +194,25 @@ def updated(
         )
     files = {}
     for path, metrics in by_path.items():
-        kept = dict(old_files[path].metrics) if path in old_files else {}
+        old_file = old_files.get(path)
         files[path] = Baseline(
             identity=identity,
             environment=environment,
             provenance=provenance,
-            metrics={**kept, **metrics},
-            categories=_of_metrics(categories or {}, metrics),
+            metrics={**(old_file.metrics if old_file else {}), **metrics},
+            categories=_merged(old_file.categories if old_file else {}, categories or {}, measured=frozenset(metrics)),
         )
     return files, tuple(changes)
 
 
-def _of_metrics(
-    categories: Mapping[str, Mapping[str, tuple[float, ...]]], metrics: Iterable[str]
-) -> dict[str, dict[str, tuple[float, ...]]]:
-    wanted = set(metrics)
-    chosen = {name: {m: v for m, v in values.items() if m in wanted} for name, values in categories.items()}
-    return {name: values for name, values in chosen.items() if values}
+def _merged(old: _ByCategory, new: _ByCategory, *, measured: frozenset[str]) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Return the new values of the metrics that were measured, and the old ones of all others."""
+    merged = {
+        name: {metric: values for metric, values in old.get(name, {}).items() if metric not in measured}
+        | {metric: values for metric, values in new.get(name, {}).items() if metric in measured}
+        for name in (*old, *new)
+    }
+    return {name: metrics for name, metrics in merged.items() if metrics}
 
 
 def outside(value: float, allowed: tuple[float | None, float | None], direction: Direction) -> bool:

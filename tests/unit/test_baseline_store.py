@@ -360,3 +360,32 @@ def test_classes_of_task_go_where_their_metric_goes(tmp_path: Path) -> None:
     own = tmp_path / NODE / f"{KEY}.json"
     assert files[anywhere].categories == {"code": {"accept_length": (3.0,)}, "prose": {"accept_length": (2.0,)}}
     assert files[own].categories == {"code": {"verify_rate": (39.0,)}}
+
+
+def test_classes_of_task_of_a_metric_that_is_kept_stay_and_those_of_one_measured_again_are_replaced(
+    tmp_path: Path,
+) -> None:
+    own = put(tmp_path, NODE, accept_length=metric("accept_length", (2.5,)), verify_rate=metric("verify_rate", (40.0,)))
+    old = {
+        "code": {"accept_length": (3.0,), "verify_rate": (39.0,)},
+        "poems": {"accept_length": (1.5,)},
+        "prose": {"verify_rate": (41.0,)},
+    }
+    write_baseline(own, dataclasses.replace(read_baseline(own), categories=old))
+
+    files, _ = updated(
+        BaselineStore(tmp_path, NODE).lookup(KEY),
+        {"accept_length": ((2.6,),)},
+        identity=IDENTITY,
+        environment={},
+        provenance=PROVENANCE,
+        node=NODE,
+        categories={"code": {"accept_length": (3.1,)}, "maths": {"accept_length": (3.4,)}},
+    )
+
+    # There are no poems in the workload any more.
+    assert files[own].categories == {
+        "code": {"accept_length": (3.1,), "verify_rate": (39.0,)},
+        "maths": {"accept_length": (3.4,)},
+        "prose": {"verify_rate": (41.0,)},
+    }
