@@ -12,11 +12,12 @@ from typing import Any, Final, Literal
 
 from pytest_specdec import jsonfile, noise, stats
 from pytest_specdec.baseline_reading import At
-from pytest_specdec.detectable import Rule, as_fraction, as_loss, detectable_change
+from pytest_specdec.decide import Gate
+from pytest_specdec.detectable import Rule, as_fraction, detectable_change
 from pytest_specdec.errors import BaselineFileError
 from pytest_specdec.metrics import METHOD_VERSION, METRICS
 from pytest_specdec.model import GOODPUT_LIMITS, Direction, RoundsByLaunch
-from pytest_specdec.noise import PRIORS, Noise
+from pytest_specdec.noise import PRIORS
 from pytest_specdec.sequential import holm_level
 
 SCHEMA_VERSION: Final = 2
@@ -40,6 +41,7 @@ MIGRATIONS: Final[Mapping[int, jsonfile.Migration]] = {1: _from_1}
 Source = Literal["program", "document"]
 #: What a file keeps of each class of task, to say where a change comes from.
 BY_CATEGORY: Final = ("accept_length", "verify_rate")
+_ACCEPTED: Final = frozenset({"accept_length", "accept_length_sglang"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,23 +310,31 @@ def _category_document(categories: Mapping[str, Mapping[str, tuple[float, ...]]]
     return {name: {metric: list(values) for metric, values in metrics.items()} for name, metrics in categories.items()}
 
 
-def noise_of(name: str, metric: MetricBaseline) -> Noise | None:
-    """Return the noise of a metric's recorded launches; None without samples."""
-    if not metric.launches:
+def gate_of(name: str, metric: MetricBaseline) -> Gate | None:
+    """Return what a metric is held to by its baseline; None where that has neither samples nor a floor."""
+    if not metric.launches and metric.floor is None:
         return None
-    spec = METRICS[name]
-    return noise.estimate(metric.launches, prior=PRIORS[spec.unit], smallest_sigma=spec.smallest_sigma)
+    sigma, prior = METRICS[name].smallest_sigma, PRIORS[METRICS[name].unit]
+    return Gate(
+        direction=metric.direction,
+        tolerance=metric.tolerance,
+        noise=noise.estimate(metric.launches, prior=prior, smallest_sigma=sigma) if metric.launches else None,
+        prior=prior,
+        smallest_sigma=sigma,
+        floor=metric.floor,
+        counts_accepted=name in _ACCEPTED,
+    )
 
 
 def _detectable_change(name: str, metric: MetricBaseline, gates: int) -> float | None:
     """Return the fraction that a run of the default plan sees, were this file's the only gated metrics."""
-    known = noise_of(name, metric)
-    if known is None:
+    gate = gate_of(name, metric)
+    if gate is None or gate.noise is None:
         return None
     rule = Rule(error=holm_level(Rule().error, max(1, gates)))
-    tolerance = as_loss(metric.tolerance, metric.direction)
-    seen = as_fraction(detectable_change(known, rule, rounds=known.rounds, tolerance=tolerance), metric.direction)
-    return round(seen, 4)  # what the last digits say depends on the machine that computed them
+    seen = detectable_change(gate.noise, rule, rounds=gate.noise.rounds, tolerance=gate.allowed_loss())
+    # What the last digits say depends on the machine that computed them.
+    return round(as_fraction(seen, metric.direction), 4)
 
 
 def _metric_document(name: str, metric: MetricBaseline, gates: int) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pytest_specdec.baseline import MetricBaseline, noise_of
+from pytest_specdec.baseline import MetricBaseline, gate_of
 from pytest_specdec.compare import breaks_floor
 from pytest_specdec.difference import Difference
 from pytest_specdec.metrics import METRICS
 from pytest_specdec.model import Comparison, MetricVerdict, RoundsByLaunch, Verdict, Violation
-from pytest_specdec.noise import PRIORS
+from pytest_specdec.noise import PRIORS, Noise
 from pytest_specdec.paired import Block, PairedRatio, paired_ratio
 from pytest_specdec.report import percent
 from pytest_specdec.stats import unusable
@@ -106,9 +106,14 @@ def ratios(
             spec.direction,
             prior=PRIORS[spec.unit],
             smallest_sigma=spec.smallest_sigma,
-            noise=noise_of(name, baselines[name]) if name in baselines else None,
+            noise=_noise_of(name, baselines.get(name)),
         )
     return found
+
+
+def _noise_of(name: str, baseline: MetricBaseline | None) -> Noise | None:
+    gate = None if baseline is None else gate_of(name, baseline)
+    return None if gate is None else gate.noise
 
 
 def control_moved(control: Comparison) -> bool:

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
-from pytest_specdec.baseline import MetricBaseline, noise_of
+from pytest_specdec.baseline import MetricBaseline, gate_of
 from pytest_specdec.decide import Decision, Gate, decide, decide_all, spends
 from pytest_specdec.detectable import Rule, sentence
 from pytest_specdec.floors import floor_risk, safe_floor
-from pytest_specdec.metrics import METRICS
 from pytest_specdec.model import RoundsByLaunch
-from pytest_specdec.noise import PRIORS
 from pytest_specdec.sequential import holm_level
 from pytest_specdec.stats import unusable
 
-_ACCEPTED: Final = frozenset({"accept_length", "accept_length_sglang"})
 _Case: TypeAlias = tuple[Gate, RoundsByLaunch]
 
 
@@ -45,22 +42,6 @@ class Budget:
     def share(self) -> Rule:
         """The promises to one metric, before anything was called: what it can see is told by this."""
         return Rule(error=holm_level(self.rule.error, max(1, self.metrics)), max_launches=self.max_launches)
-
-
-def gate_of(name: str, old: MetricBaseline) -> Gate | None:
-    """Return what a metric is held to by its baseline; None where that has neither samples nor a floor."""
-    noise = noise_of(name, old)
-    if noise is None and old.floor is None:
-        return None
-    return Gate(
-        direction=old.direction,
-        tolerance=old.tolerance,
-        noise=noise,
-        prior=PRIORS[METRICS[name].unit],
-        smallest_sigma=METRICS[name].smallest_sigma,
-        floor=old.floor,
-        counts_accepted=name in _ACCEPTED,
-    )
 
 
 def decisions(
@@ -126,14 +107,14 @@ def floor_odds(name: str, old: MetricBaseline, *, rounds: float, budget: Budget)
 
     None without a floor or without samples to tell it from.
     """
-    noise = noise_of(name, old)
-    if noise is None or old.floor is None:
+    gate = gate_of(name, old)
+    if gate is None or gate.noise is None or gate.floor is None:
         return None
     launches = budget.max_launches
-    risk = floor_risk(noise, old.floor, old.direction, rounds=rounds, max_launches=launches)
-    safe = safe_floor(noise, old.direction, rounds=rounds, max_launches=launches)
+    risk = floor_risk(gate.noise, gate.floor, old.direction, rounds=rounds, max_launches=launches)
+    safe = safe_floor(gate.noise, old.direction, rounds=rounds, max_launches=launches)
     limit = "floor" if old.direction == "higher" else "ceiling"
     return (
-        f"{name}: unchanged code breaks the {limit} of {old.floor:g} {old.unit} in {risk:.2g} of runs, or fewer; "
+        f"{name}: unchanged code breaks the {limit} of {gate.floor:g} {old.unit} in {risk:.2g} of runs, or fewer; "
         f"at {safe:.4g} it would be one in a hundred"
     )

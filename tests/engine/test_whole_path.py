@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +77,17 @@ def baselines_of(recorded: Path, directory: Path, change: Callable[[dict[str, An
     return directory / "baselines", path
 
 
-def test_unchanged_code_passes_ten_times_out_of_ten_and_a_raised_floor_fails(recorded: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def keeping(recorded: Path) -> Iterator[Path]:
+    """The recorded suite; a server that a test leaves up is ended behind it."""
+    yield recorded
+    stopped = run(recorded, sys.executable, "-m", "pytest_specdec.cli", "servers", "stop", "--all")
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+
+
+def test_unchanged_code_passes_ten_times_out_of_ten_and_a_raised_floor_fails(keeping: Path, tmp_path: Path) -> None:
     """Each run judges against the recording; they share one server, kept from run to run."""
+    recorded = keeping
     for _ in range(10):
         again = pytest_in(recorded, "--specdec-keep-servers")
         assert again.returncode == 0, again.stdout

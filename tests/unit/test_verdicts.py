@@ -8,12 +8,12 @@ from statistics import NormalDist
 import pytest
 
 from pytest_specdec import verdicts
-from pytest_specdec.baseline import MetricBaseline
+from pytest_specdec.baseline import Baseline, MetricBaseline, gate_of, to_document
 from pytest_specdec.decide import Decision, decide_all
 from pytest_specdec.detectable import Rule
 from pytest_specdec.model import RoundsByLaunch, Verdict
 from pytest_specdec.verdicts import Budget
-from tests.fakes.judged import MISSED, PASSING, alarm, five, half_width, metric
+from tests.fakes.judged import IDENTITY, MISSED, PASSING, PROVENANCE, alarm, five, half_width, metric
 
 SPEED, ACCEPT = "decode_tok_s", "accept_length"
 BASELINES = {SPEED: five(SPEED, 100.0), ACCEPT: five(ACCEPT, 2.5)}
@@ -147,7 +147,7 @@ def test_a_call_leaves_more_for_the_other_metrics_and_promises_no_more_than_befo
 def test_a_call_at_an_earlier_look_leaves_more_for_the_later_ones() -> None:
     budget = Budget(metrics=2)
     found = decided(budget, decode_tok_s=(OPEN, OPEN), accept_length=((2.0,), (2.0,)))
-    gate = verdicts.gate_of(SPEED, BASELINES[SPEED])
+    gate = gate_of(SPEED, BASELINES[SPEED])
     assert gate is not None
 
     assert (found[ACCEPT].verdict, found[ACCEPT].launches) == (Verdict.REGRESSION, 1)
@@ -202,14 +202,14 @@ def test_there_is_nothing_to_decide_without_samples_a_floor_or_a_value() -> None
     assert decided(Budget(), baselines={SPEED: metric(SPEED)}, decode_tok_s=((100.0,),)) == {}
     assert decided(Budget()) == {}
     assert decided(Budget(), baselines={}, decode_tok_s=((100.0,),)) == {}
-    assert verdicts.gate_of(SPEED, metric(SPEED)) is None
+    assert gate_of(SPEED, metric(SPEED)) is None
 
 
 @pytest.mark.parametrize(
     ("name", "counts"), [("accept_length", True), ("accept_length_sglang", True), ("decode_tok_s", False)]
 )
 def test_of_an_accept_length_one_means_that_nothing_was_accepted(name: str, counts: bool) -> None:
-    gate = verdicts.gate_of(name, five(name, 1.01))
+    gate = gate_of(name, five(name, 1.01))
 
     assert gate is not None
     assert gate.counts_accepted is counts
@@ -228,6 +228,18 @@ def test_what_a_baseline_sees_is_said_with_what_it_rests_on() -> None:
         "decode_tok_s: with this baseline and up to 3 launches a 2.6% loss is caught 95% of the time (the values never "
         "varied; the smallest sigma, 0.5%, stands for their noise)"
     )
+
+
+@pytest.mark.parametrize("launches", [1, 5])
+def test_the_detectable_change_in_a_file_is_the_one_that_is_printed(launches: int) -> None:
+    """Of an accept length of 1.01 half of what was accepted may be lost, not 1 %, which is all of it."""
+    near_one = metric(ACCEPT, *launches * ((1.01, 1.01),))
+    stored = Baseline(identity=IDENTITY, environment={}, provenance=PROVENANCE, metrics={ACCEPT: near_one})
+
+    seen, said = to_document(stored)["metrics"][ACCEPT]["detectable_change"], sees(ACCEPT, near_one, Budget())
+
+    assert said is not None
+    assert f" a {seen:.1%} loss is caught" in said
 
 
 @pytest.mark.parametrize(
