@@ -41,6 +41,7 @@ LAYERS: dict[int, set[str]] = {
         "long_context",
         "conversation",
         "clock",
+        "communication",
         "hosts",
         "owned",
         "renames",
