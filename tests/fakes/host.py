@@ -77,6 +77,7 @@ class FakeHost:
         self.files: dict[Path, bytes] = {}
         self.answers: dict[str, Completed | Callable[[Sequence[str]], Completed]] = {}
         self.commands: list[tuple[str, ...]] = []
+        self.variables: list[dict[str, str]] = []
         self.process = process or FakeProcess()
         self.spawned: list[tuple[tuple[str, ...], dict[str, str], str | None]] = []
         self.at_end: tuple[str, ...] = ()
@@ -90,6 +91,7 @@ class FakeHost:
 
     def run(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> Completed:
         self.commands.append(tuple(argv))
+        self.variables.append(dict(env or {}))
         answer = self.answers.get(argv[0])
         if answer is None:
             raise HostError(f"{self.name}: {argv[0]} can't be run: No such file or directory")

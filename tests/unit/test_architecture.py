@@ -85,6 +85,7 @@ LAYERS: dict[int, set[str]] = {
         "carrier",
         "lease",
         "lease_channel",
+        "comm_probe",
         "leased_host",
         "find_kept",
         "kept",
@@ -101,6 +102,7 @@ LAYERS: dict[int, set[str]] = {
         "chat_template",
         "gpu_watch",
         "round_watch",
+        "comm_bench",
     },
     4: {
         "attach",
