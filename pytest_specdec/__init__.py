@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pytest_specdec.communication import Ceiling, StepChange, Traffic, ceiling, step_change, step_traffic
 from pytest_specdec.errors import (
     BaselineFileError,
     DisagreementError,
@@ -37,6 +38,7 @@ from pytest_specdec.workloads import load_workload, synthetic_workload
 
 __all__ = [
     "BaselineFileError",
+    "Ceiling",
     "ChatTemplate",
     "Comparison",
     "Direction",
@@ -58,11 +60,16 @@ __all__ = [
     "ServerSpec",
     "SpecError",
     "SpecdecError",
+    "StepChange",
+    "Traffic",
     "UserInputError",
     "Verdict",
     "Violation",
     "Workload",
     "WorkloadError",
+    "ceiling",
     "load_workload",
+    "step_change",
+    "step_traffic",
     "synthetic_workload",
 ]

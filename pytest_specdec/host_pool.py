@@ -137,6 +137,13 @@ class HostPool:
 
         Waits for ``--specdec-startup-limit`` seconds; raises :class:`HostError` after that, and when no host answers.
         """
+        return self._take(spec, what=spec.name)
+
+    def take_whole(self, what: str) -> Seat:
+        """Have a host, all of it, for something that is no server; ``what`` is told to those who wait for it."""
+        return self._take(None, what=what)
+
+    def _take(self, spec: ServerSpec | None, *, what: str) -> Seat:
         limit_s = self._settings.startup_limit_s
         deadline = self._clock.monotonic() + limit_s
         claims: dict[str, Claim] = {}
@@ -150,7 +157,7 @@ class HostPool:
                     if host.name in refused:
                         continue
                     try:
-                        mine = claims.get(host.name) or self._claim(host, spec)
+                        mine = claims.get(host.name) or self._claim(host, spec, what)
                         claims[host.name] = mine
                         busy = mine.poll()
                     except HostError as error:
@@ -183,12 +190,12 @@ class HostPool:
             return [self._bound]
         return [host for name in list(self._names) if (host := self._usable(name, reasons)) is not None]
 
-    def _claim(self, host: Host, spec: ServerSpec) -> Claim:
+    def _claim(self, host: Host, spec: ServerSpec | None, what: str) -> Claim:
         wanted = None
-        if self._settings.share_host:
+        if spec is not None and self._settings.share_host:
             places = placement(host, spec, env={**host.environ(), **spec.env})
             wanted = Wanted(gpus=places.gpus, count=places.count)
-        return claim(host, wanted, what=spec.name, clock=self._clock)
+        return claim(host, wanted, what=what, clock=self._clock)
 
     def close(self) -> None:
         """Let go of every host."""
@@ -197,9 +204,9 @@ class HostPool:
                 host.close()
 
 
-def _kept_to(gpus: tuple[str, ...] | None, spec: ServerSpec) -> dict[str, str]:
+def _kept_to(gpus: tuple[str, ...] | None, spec: ServerSpec | None) -> dict[str, str]:
     # By number, which SGLang itself parses; in the order in which nvidia-smi counts.
-    if gpus is None or chooses_gpus(spec):
+    if gpus is None or spec is None or chooses_gpus(spec):
         return {}
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 

@@ -17,6 +17,7 @@ from pytest_specdec import options
 from pytest_specdec.errors import InfrastructureError
 
 if TYPE_CHECKING:
+    from pytest_specdec.comm_session import AllReduceBenchmark
     from pytest_specdec.owned import OwnedDirectory  # noqa: F401  # named in a stash key
     from pytest_specdec.plan import PlannedTest
     from pytest_specdec.session import Benchmark, GpuHost, SglangServer, SpecdecSession
@@ -25,7 +26,7 @@ _SESSION: Final = pytest.StashKey["SpecdecSession"]()
 _PLANNED: Final = pytest.StashKey["PlannedTest"]()
 _OURS: Final = pytest.StashKey[bool]()
 
-_OUR_FIXTURES: Final = frozenset({"sglang_server", "specdec_benchmark", "gpu_host"})
+_OUR_FIXTURES: Final = frozenset({"sglang_server", "specdec_benchmark", "gpu_host", "all_reduce"})
 _WORKER_OUTPUT: Final = "specdec_document"
 _GROUPS: Final = "specdec_groups"
 _DISTRIBUTES: Final = pytest.StashKey[bool]()
@@ -272,6 +273,12 @@ def specdec_benchmark(
 def gpu_host(request: pytest.FixtureRequest) -> GpuHost:
     """Return the GPU host: its name, its node, and ``run(argv)``."""
     return _session_of(request.config).gpu_host()
+
+
+@pytest.fixture
+def all_reduce(request: pytest.FixtureRequest) -> AllReduceBenchmark:
+    """Return a callable that times the all-reduces of a step on the session's host: ``all_reduce(traffic, ...)``."""
+    return _session_of(request.config).all_reduce(request.node)
 
 
 @pytest.hookimpl(wrapper=True)

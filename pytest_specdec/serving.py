@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import datetime as dt
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -83,17 +83,32 @@ class Serving:
 
     def python(self, spec: ServerSpec) -> PythonFound | None:
         """Return the Python that runs SGLang for this spec; None when its launcher (a container) brings one."""
-        if spec.launcher_brings_python:
-            return None
-        if spec.python not in self._pythons:
+        return None if spec.launcher_brings_python else self.engine_python(spec.python)
+
+    def engine_python(self, of_spec: str | None = None) -> PythonFound:
+        """Return the Python that has SGLang and torch, where a spec may name one; raises :class:`HostError`."""
+        if of_spec not in self._pythons:
             given = self._settings.python
-            self._pythons[spec.python] = find_python(
+            self._pythons[of_spec] = find_python(
                 self.host,
                 explicit=given.get(self._hosts.given_name, given.get(ANY_HOST)),
                 explicit_where=self._settings.where["python"],
-                spec_python=spec.python,
+                spec_python=of_spec,
             )
-        return self._pythons[spec.python]
+        return self._pythons[of_spec]
+
+    @contextlib.contextmanager
+    def held(self, what: str) -> Iterator[Host]:
+        """Have the host to ourselves for something that is no server; raises :class:`HostError`."""
+        seat = self._hosts.take_whole(what)
+        try:
+            yield seat.host
+        finally:
+            seat.release()
+
+    def say(self, line: str) -> None:
+        """Write a line for whoever watches the session."""
+        self._notify(line)
 
     @cached_property
     def _history(self) -> LaunchHistory:

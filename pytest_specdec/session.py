@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pytest
 
 from pytest_specdec import baseline_admin, baseline_updates, declare, judging, plan, preflight, report, results
+from pytest_specdec.comm_session import AllReduceBenchmark
 from pytest_specdec.errors import DisagreementError, InfrastructureError, SpecdecError, UserInputError
 from pytest_specdec.model import Verdict
 from pytest_specdec.plan import PlannedTest
@@ -37,6 +38,10 @@ class VerdictFailure(_Failed):  # type: ignore[misc, valid-type]  # named by an 
     def __init__(self, message: str, status: str) -> None:
         super().__init__(message, pytrace=False)
         self.status = status
+
+
+def _fail(message: str, status: str) -> None:
+    raise VerdictFailure(message, status)
 
 
 class SglangServer:
@@ -280,6 +285,18 @@ class SpecdecSession:
                     f"{item.nodeid}: {name}={value!r} comes from a fixture, which runs after the plan is made; "
                     f"declare it in the marker, specdec({name}=...), or with parametrize"
                 )
+
+    def all_reduce(self, item: pytest.Item) -> AllReduceBenchmark:
+        """Return the callable behind ``all_reduce``."""
+        return AllReduceBenchmark(
+            self.serving,
+            self.settings,
+            command=_command(self._config),
+            free=self.close,
+            skip=pytest.skip,
+            fail=_fail,
+            note=item.user_properties.append,
+        )
 
     def gpu_host(self) -> GpuHost:
         """Return the GPU host."""

@@ -86,6 +86,7 @@ LAYERS: dict[int, set[str]] = {
         "lease",
         "lease_channel",
         "comm_probe",
+        "comm_baseline",
         "leased_host",
         "find_kept",
         "kept",
@@ -106,6 +107,7 @@ LAYERS: dict[int, set[str]] = {
     },
     4: {
         "attach",
+        "comm_session",
         "benchmark_table",
         "host_pool",
         "keeping",

@@ -123,3 +123,13 @@ def test_the_page_has_the_first_contract_split_right() -> None:
         f"{change.communication_ms:.2f}",
         f"{change.rest_ms:.2f}",
     ]
+
+
+def test_what_follows_from_the_measured_latencies_is_right() -> None:
+    rows = cells("gloo")
+
+    assert len(rows) == 5
+    for _, message, us, communication_ms, verify_rate in rows:
+        found = ceiling(122, float(us))
+        assert int(message) % (HIDDEN * 2) == 0
+        assert [communication_ms, verify_rate] == [f"{found.communication_ms:.1f}", f"{found.verify_rate:.1f}"]

@@ -184,3 +184,17 @@ def test_the_cpu_engine_does_not_run_on_another_machine(tmp_path: Path) -> None:
 
     with pytest.raises(HostError, match="--gpu-host=box: the CPU engine runs on this machine only"):
         _ = pool.host
+
+
+def test_what_is_no_server_takes_a_host_whole_even_where_it_is_shared(pools: Pools) -> None:
+    server = pools.of("a", share_host=True).take(PAIR)
+    other = pools.of("a", share_host=True)
+
+    with pytest.raises(HostError, match=r"waited 3600 s for a: .*pair\) measures there"):
+        other.take_whole("all-reduce")
+    server.release()
+    seat = other.take_whole("all-reduce")
+
+    assert (seat.host.name, seat.env, seat.claim.gpus) == ("a", {}, None)
+    with pytest.raises(HostError, match=r"all-reduce\) measures there"):
+        pools.of("a", share_host=True).take(PAIR)
