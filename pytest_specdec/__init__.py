@@ -34,6 +34,7 @@ from pytest_specdec.model import (
     Workload,
 )
 from pytest_specdec.spec import ServerSpec
+from pytest_specdec.sweeps import sweep
 from pytest_specdec.workloads import load_workload, synthetic_workload
 
 __all__ = [
@@ -71,5 +72,6 @@ __all__ = [
     "load_workload",
     "step_change",
     "step_traffic",
+    "sweep",
     "synthetic_workload",
 ]

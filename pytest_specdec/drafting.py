@@ -8,7 +8,8 @@ from typing import Final
 
 from pytest_specdec.spec import ServerSpec
 
-_SHAPE: Final = ("--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens")
+#: The flags that describe a tree of drafts.
+SHAPE: Final = ("--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens")
 #: Algorithms whose tree of drafts those three flags describe.
 _TREES: Final = frozenset({"EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "FROZEN_KV_MTP"})
 #: Algorithms that can't be without a model of their own. EAGLE and NEXTN can: some checkpoints hold their drafter.
@@ -30,7 +31,7 @@ def _algorithm(spec: ServerSpec) -> str:
 
 def drafting_problems(spec: ServerSpec, algorithms: Sequence[str] | None) -> list[str]:
     """Return what can't work, by ``algorithms`` (None: not known); empty where nothing is wrong."""
-    given = [flag for flag in (_DRAFT, *_SHAPE) if spec.has(flag)]
+    given = [flag for flag in (_DRAFT, *SHAPE) if spec.has(flag)]
     algorithm = _algorithm(spec)
     if not algorithm:
         if not given:
@@ -47,9 +48,9 @@ def drafting_problems(spec: ServerSpec, algorithms: Sequence[str] | None) -> lis
         )
     if algorithm in _NEED_A_MODEL and not spec.has(_DRAFT):
         problems.append(f"{_ALGORITHM} {algorithm} needs a draft model: add {_DRAFT} PATH_OR_ID")
-    shape = [flag for flag in _SHAPE if spec.has(flag)]
-    if algorithm in _TREES and 0 < len(shape) < len(_SHAPE) and not spec.has("--speculative-adaptive"):
-        missing = " and ".join(flag for flag in _SHAPE if flag not in shape)
+    shape = [flag for flag in SHAPE if spec.has(flag)]
+    if algorithm in _TREES and 0 < len(shape) < len(SHAPE) and not spec.has("--speculative-adaptive"):
+        missing = " and ".join(flag for flag in SHAPE if flag not in shape)
         problems.append(
             f"{' and '.join(shape)} without {missing}: SGLang ends with a TypeError, or takes a number of its own; "
             "give all three, or none"
@@ -57,14 +58,19 @@ def drafting_problems(spec: ServerSpec, algorithms: Sequence[str] | None) -> lis
     return problems
 
 
+def drafts_a_tree(spec: ServerSpec) -> bool:
+    """Whether the spec's algorithm drafts a tree (or a chain, its simplest form) that :data:`SHAPE` describes."""
+    return _algorithm(spec) in _TREES
+
+
 def drafting_notices(spec: ServerSpec) -> list[str]:
     """Return what SGLang would change by itself, so that the numbers are read for what they are."""
-    steps, topk, tokens = (_number(spec, flag) for flag in _SHAPE)
+    steps, topk, tokens = (_number(spec, flag) for flag in SHAPE)
     algorithm = _algorithm(spec)
     if algorithm not in _TREES or steps is None or topk != 1 or tokens in (None, steps + 1):
         return []
     return [
-        f"with {_SHAPE[1]} 1, SGLang makes {_SHAPE[2]} one more than {_SHAPE[0]}: it will be {steps + 1}, not {tokens}"
+        f"with {SHAPE[1]} 1, SGLang makes {SHAPE[2]} one more than {SHAPE[0]}: it will be {steps + 1}, not {tokens}"
     ]
 
 

@@ -77,6 +77,7 @@ LAYERS: dict[int, set[str]] = {
         "diagnose_log",
         "baseline",
         "drafting",
+        "sweeps",
         "gpus",
         "option_table",
         "ssh",
