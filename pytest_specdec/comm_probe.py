@@ -6,7 +6,8 @@ a call, ``warmup`` and ``rounds``, ``graph`` (all calls of a round as one CUDA g
 is that of the slowest rank. The answer is one line of JSON behind ``MARK``: ``rounds_us``, microseconds a call, one
 entry a round, with what was measured by; or ``error``.
 
-Ranks meet through a file and the loopback address. Each ends at the deadline, and with the process that started it.
+Ranks meet through a file and the loopback address. All end at the deadline, and each process with the one that
+started it.
 """
 
 from __future__ import annotations
@@ -95,6 +96,11 @@ def calls_of(torch: Any, dist: Any, buffer: Any, calls: int, *, graph: bool) -> 
     return captured.replay
 
 
+def end_with_parent(number: int) -> None:
+    """Have this signal sent to us when the process that started us ends, however it does."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
 def be_rank(request: dict[str, Any], rank: int, meeting: str, out: int, parent: int) -> NoReturn:
     """Run one rank in a process of its own, and never return from it."""
     code = 1
@@ -102,7 +108,7 @@ def be_rank(request: dict[str, Any], rank: int, meeting: str, out: int, parent: 
         # A rank that waits for another in a library hears nothing but a signal.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent(signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
         signal.alarm(int(request["timeout_s"]) + 5)
@@ -133,6 +139,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
 
     signal.signal(signal.SIGALRM, late)
     signal.signal(signal.SIGTERM, ended)
+    end_with_parent(signal.SIGTERM)
     signal.alarm(int(request["timeout_s"]))
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="specdec-comm-") as directory:

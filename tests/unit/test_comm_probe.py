@@ -20,7 +20,7 @@ SITE = Path(__file__).parents[1] / "fakes" / "site"
 SOURCE = Path(comm_probe.__file__).read_text(encoding="utf-8")
 
 
-def start(tmp_path: Path, env: dict[str, str], **more: Any) -> subprocess.Popen[str]:
+def words(**more: Any) -> list[str]:
     request = {
         "backend": "gloo",
         "world_size": 2,
@@ -32,8 +32,12 @@ def start(tmp_path: Path, env: dict[str, str], **more: Any) -> subprocess.Popen[
         "timeout_s": 30,
         **more,
     }
+    return [sys.executable, "-c", SOURCE, json.dumps(request)]
+
+
+def start(tmp_path: Path, env: dict[str, str], *, front: tuple[str, ...] = (), **more: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", SOURCE, json.dumps(request)],
+        [*front, *words(**more)],
         env={**os.environ, "PYTHONPATH": str(SITE), "TMPDIR": str(tmp_path), **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -109,3 +113,20 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path: Path, number: si
     process.communicate(timeout=20)
 
     assert not psutil.wait_procs(ranks, timeout=5)[1]
+
+
+def test_all_end_with_the_process_that_asked_for_them(tmp_path: Path) -> None:
+    asking = (sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])")
+    process = start(tmp_path, {"FAKE_TORCH": "hang"}, front=asking)
+    (script,) = ranks_of(process, 1)
+    deadline = time.monotonic() + 20
+    while len(script.children()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    ranks = script.children()
+
+    process.kill()
+    process.communicate(timeout=20)
+
+    assert len(ranks) == 2
+    assert not psutil.wait_procs([script, *ranks], timeout=5)[1]
+    assert not list(tmp_path.iterdir()), "it had the time to clear up"
