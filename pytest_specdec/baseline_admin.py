@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from pytest_specdec import jsonfile
+from pytest_specdec import comm_baseline, jsonfile
 from pytest_specdec.baseline import SCHEMA_VERSION, Baseline, MetricBaseline, read_baseline, write_baseline
 from pytest_specdec.environment import environment_changes
 from pytest_specdec.errors import BaselineFileError
@@ -158,6 +158,11 @@ def problems(root: Path) -> list[str]:
             found.append(str(error))
             continue
         found += [f"{path}: {line}" for line in _misnamed(path, baseline)]
+    for path in sorted(root.glob(f"*/{comm_baseline.DIRECTORY}/*.json")):
+        try:
+            comm_baseline.read(path)
+        except BaselineFileError as error:
+            found.append(str(error))
     return found
 
 

@@ -32,6 +32,16 @@ _PRIOR: Final[Prior] = PRIORS["ms"]
 _DIRECTION: Final = "lower"
 
 Identity = Mapping[str, str | int | bool | None]
+_IDENTITY: Final = (
+    "backend",
+    "algorithm",
+    "world_size",
+    "calls",
+    "message_bytes",
+    "dtype",
+    "graph",
+    "method_version",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +90,8 @@ def judge(recorded: CommBaseline, judged: Sequence[Sequence[float]], *, most: in
     return decide(gate, judged, Rule(max_launches=most))
 
 
-def read(path: Path, identity: Identity) -> CommBaseline:
-    """Read a file, and hold it to what is measured.
+def read(path: Path, identity: Identity | None = None) -> CommBaseline:
+    """Read a file, and hold it to what is measured (None: to nothing).
 
     Raises:
         BaselineFileError: it is malformed, or of something else; with path, key and remedy.
@@ -89,8 +99,8 @@ def read(path: Path, identity: Identity) -> CommBaseline:
     """
     document = jsonfile.migrated(path, jsonfile.read(path), current=SCHEMA_VERSION, migrations={})
     top = At(path, document).object(required=(jsonfile.VERSION_KEY, "identity", "environment", "provenance", "metrics"))
-    recorded = {key: at.value for key, at in top["identity"].object(required=tuple(identity)).items()}
-    for name, value in identity.items():
+    recorded = {key: at.value for key, at in top["identity"].object(required=_IDENTITY).items()}
+    for name, value in (identity or {}).items():
         if recorded[name] != value:
             raise BaselineFileError(
                 f"{path}: identity.{name} is {recorded[name]!r}, and {value!r} is measured: rename the file, or "

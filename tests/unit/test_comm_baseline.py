@@ -9,12 +9,21 @@ from typing import Any
 
 import pytest
 
-from pytest_specdec import comm_baseline
+from pytest_specdec import baseline_admin, comm_baseline
 from pytest_specdec.comm_baseline import CommBaseline
 from pytest_specdec.errors import BaselineFileError
 from pytest_specdec.model import Verdict
 
-IDENTITY: dict[str, str | int | bool | None] = {"backend": "nccl", "world_size": 8, "algorithm": None, "graph": True}
+IDENTITY: dict[str, str | int | bool | None] = {
+    "backend": "nccl",
+    "algorithm": None,
+    "world_size": 8,
+    "calls": 122,
+    "message_bytes": 43008,
+    "dtype": "bfloat16",
+    "graph": True,
+    "method_version": 1,
+}
 QUIET = tuple((us, us * 1.01, us * 0.99) for us in (60.0, 60.6, 59.4, 60.3, 59.7))
 
 
@@ -102,3 +111,14 @@ def test_a_ceiling_is_literal() -> None:
 
 def test_the_loss_is_the_log_of_the_ratio() -> None:
     assert comm_baseline.judge(baseline(), scaled(1.2), most=3).loss == pytest.approx(math.log(1.2), abs=0.01)
+
+
+def test_verify_reads_these_files_too(tmp_path: Path) -> None:
+    path = comm_baseline.path_of(tmp_path, "8x-card", "all-reduce--nccl--w8--122x43008")
+    comm_baseline.write(path, baseline())
+    assert baseline_admin.problems(tmp_path) == []
+
+    path.write_text(path.read_text().replace('"us"', '"ms"'))
+
+    (problem,) = baseline_admin.problems(tmp_path)
+    assert "metrics.all_reduce_us.unit: expected us, got 'ms'" in problem
