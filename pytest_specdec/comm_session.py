@@ -27,8 +27,8 @@ from pytest_specdec.settings import Settings
 class AllReduceResult:
     """All-reduces that were timed, and judged. ``launches``: microseconds a call, by start of the ranks.
 
-    ``verdict`` is None where nothing was judged: an advisory figure without a baseline. ``baseline_us`` is the mean
-    of the baseline, ``path`` its file (where there is none: where it would lie).
+    ``verdict`` is None where nothing was judged: there is no baseline, or it is advisory and looks worse.
+    ``baseline_us`` is the mean of the baseline, ``path`` its file (where there is none: where it would lie).
     """
 
     wanted: AllReduce
@@ -140,7 +140,7 @@ class AllReduceBenchmark:
         for line in result.lines():
             self._serving.say(line)
         self._note(("specdec_measurement", wanted.key))
-        self._note(("specdec_verdict", str(result.verdict)))
+        self._note(("specdec_verdict", str(result.verdict or "not-judged")))
         self._note(("specdec_all_reduce_us", result.all_reduce_us))
         self._note(("specdec_highest_verify_rate", result.ceiling.verify_rate))
         if check and self._fails(result):
@@ -255,9 +255,8 @@ class AllReduceBenchmark:
             return True
         if not result.gated:
             return False
-        if result.verdict is Verdict.INCONCLUSIVE:
-            return self._settings.inconclusive != "warn"
-        return result.verdict is Verdict.NO_BASELINE
+        # One that was never recorded fails nothing: it is beside the gate of a server, and must not close that.
+        return result.verdict is Verdict.INCONCLUSIVE and self._settings.inconclusive != "warn"
 
 
 def _identity(wanted: AllReduce) -> dict[str, str | int | bool | None]:
@@ -276,8 +275,7 @@ def _identity(wanted: AllReduce) -> dict[str, str | int | bool | None]:
 def _verdict(decision: Decision | None, *, gated: bool, path: Path) -> tuple[Verdict | None, str]:
     """Return the verdict: an advisory figure is a regression only where it breaks a ceiling that a person set."""
     if decision is None:
-        wanted = f"no baseline; --update-baselines=new writes {path}"
-        return (Verdict.NO_BASELINE if gated else None), wanted
+        return None, f"no baseline; --update-baselines=new writes {path}"
     broken = decision.floor is not None and decision.floor.broken
     if gated or broken or decision.verdict is not Verdict.REGRESSION:
         return decision.verdict, decision.reason
