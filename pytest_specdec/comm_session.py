@@ -16,7 +16,7 @@ from pytest_specdec.comm_bench import AllReduce, Backend, Timed
 from pytest_specdec.communication import Ceiling, Traffic, ceiling
 from pytest_specdec.decide import Decision
 from pytest_specdec.environment import environment_changes
-from pytest_specdec.model import RoundsByLaunch, Verdict
+from pytest_specdec.model import EnvironmentChange, RoundsByLaunch, Verdict
 from pytest_specdec.noise import log_mean
 from pytest_specdec.report import number, percent, share
 from pytest_specdec.serving import Serving
@@ -40,7 +40,7 @@ class AllReduceResult:
     reason: str
     baseline_us: float | None
     path: Path
-    environment_changes: tuple[str, ...] = ()
+    environment_changes: tuple[EnvironmentChange, ...] = ()
     verify_rate: float | None = None
 
     @property
