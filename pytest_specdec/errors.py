@@ -20,6 +20,8 @@ was there, the path or the host, and what to do next.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class SpecdecError(Exception):
     """Base of every error this package raises on purpose."""
@@ -49,17 +51,39 @@ class HostError(InfrastructureError):
     """A host does not answer, or lacks what a launch needs."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureCause:
+    """What a launch failed of, by name: one diagnosis of its log, or the problems that the preflight found.
+
+    ``names`` is empty for a log that shows no failure, ``phase`` is ``preflight`` where nothing was started.
+    ``exit_code`` is the launcher's or, where that is not known, a child's; None while it still ran.
+    """
+
+    names: tuple[str, ...]
+    category: str
+    phase: str
+    exit_code: int | None = None
+
+
 class LaunchError(InfrastructureError):
     """A server did not start, or died; the message holds the command, the exit and the telling log lines.
 
     ``log_path`` is where the whole log was kept, ``exit_code`` the launcher's exit code (negative: the
-    signal that ended it), or None while it still ran.
+    signal that ended it), or None while it still ran. ``cause`` is None for what no log or preflight tells of.
     """
 
-    def __init__(self, message: str, *, log_path: str | None = None, exit_code: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        log_path: str | None = None,
+        exit_code: int | None = None,
+        cause: FailureCause | None = None,
+    ) -> None:
         super().__init__(message)
         self.log_path = log_path
         self.exit_code = exit_code
+        self.cause = cause
 
 
 class DisagreementError(InfrastructureError):

@@ -10,8 +10,8 @@ from pytest_specdec.activity import Activity, Look
 from pytest_specdec.agreement import disagreements, same_model
 from pytest_specdec.client import Generated, ServerInfo
 from pytest_specdec.clock import Clock
-from pytest_specdec.diagnose import exit_meaning, explain, knows_why
-from pytest_specdec.errors import LaunchError, ServerRequestError
+from pytest_specdec.diagnose import diagnose, exit_meaning, explain, knows_why
+from pytest_specdec.errors import FailureCause, LaunchError, ServerRequestError
 from pytest_specdec.hosts import Process
 from pytest_specdec.logwatch import LogWatch, last_lines, telling_lines
 from pytest_specdec.progress import Progress
@@ -77,10 +77,18 @@ def launch_error(spec: ServerSpec, watch: LogWatch, what: str, code: int | None)
             f"  the log can't be written ({trouble}): it may end before the reason, and a server can die of that. "
             "Free space there, or put it elsewhere with --specdec-report=DIR"
         )
+    cause = None
     if trouble is None or knows_why(watch.text, code):
         lines += [f"  {line}" for line in explain(watch.text, code)]
+        cause = _cause(watch, code)
     lines += [f"  | {line}" for line in telling_lines(watch.text)]
-    return LaunchError("\n".join(lines), log_path=str(watch.path), exit_code=code)
+    return LaunchError("\n".join(lines), log_path=str(watch.path), exit_code=code, cause=cause)
+
+
+def _cause(watch: LogWatch, code: int | None = None) -> FailureCause:
+    found = diagnose(watch.text, exit_code=code)
+    names = () if found.category == "ok" else (found.diagnosis,)
+    return FailureCause(names=names, category=found.category, phase=found.phase, exit_code=found.exit_code)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -295,4 +303,5 @@ class Waiting:
             *(f"  {line}" for line in (explain(self.watch.text) if explained else [])),
         ]
         lines += [f"  | {line}" for line in last_lines(self.watch.text)]
-        return LaunchError("\n".join(lines), log_path=str(self.watch.path))
+        cause = _cause(self.watch) if explained else None
+        return LaunchError("\n".join(lines), log_path=str(self.watch.path), cause=cause)

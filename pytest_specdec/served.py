@@ -28,6 +28,11 @@ class ServerLog:
         self.kept = kept if remote or written is None else written
         self.written = written or (host.log_dir() / kept.name if isinstance(host, SshHost) else kept)
 
+    def name_in(self, error: LaunchError) -> None:
+        """Let an error that tells of this log name the copy that is kept here."""
+        if error.log_path is not None:
+            error.log_path = str(self.kept)
+
     def keep(self) -> None:
         """Bring what there is of it here; a host that is away has said why elsewhere."""
         if isinstance(self.host, SshHost):
@@ -94,7 +99,11 @@ class ServedHere:
 
     def check_alive(self) -> None:
         """Raise with the reason when it has died."""
-        self._running.check_alive()
+        try:
+            self._running.check_alive()
+        except LaunchError as error:
+            self._log.name_in(error)
+            raise
 
     def stop(self) -> None:
         """End it, then let the next measured server have the host."""

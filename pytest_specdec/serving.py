@@ -17,6 +17,7 @@ from pytest_specdec.client import ServerClient
 from pytest_specdec.clock import Clock, SystemClock
 from pytest_specdec.errors import (
     DisagreementError,
+    FailureCause,
     HostError,
     InfrastructureError,
     LaunchError,
@@ -135,12 +136,25 @@ class Serving:
         except DisagreementError:
             raise
         except InfrastructureError as error:
-            self.failed(spec.name, str(error), command=spec.masked_command, launch=index)
+            self._failed_to_start(spec, index, error)
             raise
 
     def failed(self, server: str, reason: str, *, command: str = "", launch: int = 0) -> None:
         """Note for the report that something went wrong with a server."""
         self.failures.append({"server": server, "command": command, "launch": launch, "reason": reason})
+
+    def _failed_to_start(self, spec: ServerSpec, index: int, error: InfrastructureError) -> None:
+        """Note a launch that failed; of what was no fault of the spec's, such as a lost host, no diagnosis is known."""
+        self.failed(spec.name, str(error), command=spec.masked_command, launch=index)
+        found = self._pythons.get(spec.python)
+        launch = error if isinstance(error, LaunchError) else None
+        names = () if launch is None or launch.cause is None else launch.cause.names
+        self.failures[-1] |= {
+            "spec_hash": spec.content_hash,
+            "diagnosis": next(iter(names), None),
+            "log_path": None if launch is None else launch.log_path,
+            "sglang_version": None if found is None else found.sglang_version,
+        }
 
     def _start(self, spec: ServerSpec, index: int, seat: Seat) -> ServedHere:
         host, node, found = seat.host, self.node, self.python(spec)
@@ -187,6 +201,8 @@ class Serving:
         except BaseException as error:
             self._show(None)
             log.keep()
+            if isinstance(error, LaunchError):
+                log.name_in(error)
             # Whoever interrupts does not want to wait.
             if isinstance(error, InfrastructureError):
                 self._wait_for_memory(spec, before)
@@ -259,7 +275,8 @@ class Serving:
         checked = self._preflight(spec, found, extra_env)
         refusal = checked.refusal()
         if refusal is not None:
-            raise LaunchError(refusal)
+            names = tuple(dict.fromkeys(problem.rule for problem in checked.problems))
+            raise LaunchError(refusal, cause=FailureCause(names=names, category="preflight", phase="preflight"))
         for notice in checked.notices:
             if notice not in self._told:
                 self._told.add(notice)

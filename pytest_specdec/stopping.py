@@ -80,7 +80,7 @@ def ended_on_error(process: Process, clock: Clock, what: str) -> Iterator[None]:
             stop_process(process, clock, what=what)
         except InfrastructureError as left:
             both = f"{error}\n  and it could not be ended: {left}"
-            raise LaunchError(both, log_path=error.log_path, exit_code=error.exit_code) from error
+            raise LaunchError(both, log_path=error.log_path, exit_code=error.exit_code, cause=error.cause) from error
         raise
     except BaseException:
         stop_process(process, clock, what=what)

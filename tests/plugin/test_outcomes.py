@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from importlib import resources
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -40,6 +41,11 @@ def test_a_server_that_does_not_start_is_infrastructure(suite: Suite, how: str) 
         assert "OSError: no such model: /nowhere" in text
         assert "exit code 1" in text
     assert "Traceback (most recent call last)" not in text.split("pytest_specdec")[0]
+    (failure,) = suite.results["failures"]
+    assert failure["diagnosis"] == {"start": "unknown-failure", "flag": "flag-unrecognized"}[how]
+    assert (failure["sglang_version"], failure["launch"]) == ("0.5.23", 0)
+    assert len(failure["spec_hash"]) == 64
+    assert Path(failure["log_path"]).read_text(encoding="utf-8").strip()
 
 
 def test_a_failed_launch_is_paid_once_for_all_tests_of_the_spec(suite: Suite) -> None:

@@ -18,6 +18,7 @@ def test_an_unknown_flag_is_refused_before_the_launch_with_the_nearest_name(suit
     text = result.stdout.str()
     assert "wrong: the preflight found a problem, for SGLang 0.5.23; nothing was started" in text
     assert "--speculative-num-steps" in text
+    assert [(one["server"], one["diagnosis"]) for one in suite.results["failures"]] == [("wrong", "unknown-flag")]
     assert suite.launches == 0
 
 

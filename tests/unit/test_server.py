@@ -157,6 +157,9 @@ def test_a_dead_process_is_noticed_within_a_second_with_all_that_tells_why(scene
         "  | sglang serve: error: unrecognized arguments: --tpp",
     ]
     assert (caught.value.exit_code, caught.value.log_path) == (2, "/logs/base.log")
+    cause = caught.value.cause
+    assert cause is not None
+    assert (cause.names, cause.category, cause.phase) == (("flag-unrecognized",), "bad_flag", "arguments")
     assert scene.process.forgotten
 
 
