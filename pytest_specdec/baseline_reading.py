@@ -19,16 +19,23 @@ _MOMENT: Final = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{3}(\d{3})
 
 
 class At:
-    """A place in a document. Every reading method raises :class:`BaselineFileError` with file and key."""
+    """A place in a document. Every reading method raises :class:`BaselineFileError` with file, key and remedy."""
 
-    def __init__(self, path: Path, value: Any, key: str = "") -> None:  # noqa: ANN401  # any JSON value
-        self.path, self.value, self.key = path, value, key
+    def __init__(
+        self,
+        path: Path | str,
+        value: Any,  # noqa: ANN401  # any JSON value
+        key: str = "",
+        *,
+        remedy: str = "delete the file and record again with --update-baselines",
+    ) -> None:
+        self.path, self.value, self.key, self.remedy = path, value, key, remedy
 
     def fail(self, wanted: str) -> BaselineFileError:
         """Return the error that names this place: what was wanted, what there is, and what would do."""
         return BaselineFileError(
             f"{self.path}: {self.key or 'the file'}: expected {wanted}, got {self.value!r}; "
-            "correct it, or delete the file and record again with --update-baselines"
+            f"correct it, or {self.remedy}"
         )
 
     def object(self, *, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, At]:
@@ -44,7 +51,7 @@ class At:
         for key in required:
             if key not in self.value:
                 raise BaselineFileError(f"{self.path}: {self._join(key)} is missing; restore it from version control")
-        return {key: At(self.path, self.value[key], self._join(key)) for key in self.value}
+        return self.each()
 
     def _join(self, key: str) -> str:
         return f"{self.key}.{key}" if self.key else key
@@ -53,7 +60,7 @@ class At:
         """Read an object of any keys."""
         if not isinstance(self.value, dict):
             raise self.fail("an object")
-        return {key: At(self.path, entry, self._join(key)) for key, entry in self.value.items()}
+        return {key: At(self.path, entry, self._join(key), remedy=self.remedy) for key, entry in self.value.items()}
 
     def text(self) -> str:
         """Read a text."""

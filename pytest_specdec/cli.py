@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_specdec import baselines_cli
+from pytest_specdec import baselines_cli, study_cli
 from pytest_specdec.diagnose import Diagnosis, diagnose
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_check(commands)
     commands.add_parser("servers", help=_SERVERS)
     baselines_cli.add_to(commands)
+    study_cli.add_to(commands)
     return parser
 
 

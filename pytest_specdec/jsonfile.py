@@ -35,12 +35,17 @@ def read(path: Path) -> dict[str, Any]:
         text = path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BaselineFileError(f"{path}: can't be read: {error}; restore it from version control") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, where: str) -> dict[str, Any]:
+    """Read one JSON object from a text, as :func:`read` does; ``where`` it stands begins the message of an error."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in pairs:
             if key in found:
-                raise BaselineFileError(f"{path}: key {key!r} stands twice in one object; delete one of them")
+                raise BaselineFileError(f"{where}: key {key!r} stands twice in one object; delete one of them")
             found[key] = value
         return found
 
@@ -48,17 +53,17 @@ def read(path: Path) -> dict[str, Any]:
         document = json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         raise BaselineFileError(
-            f"{path}: not JSON at line {error.lineno}, column {error.colno} ({error.msg}); it may be half "
+            f"{where}: not JSON at line {error.lineno}, column {error.colno} ({error.msg}); it may be half "
             "written: restore it from version control"
         ) from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
-        raise BaselineFileError(f"{path}: can't be read: {error}; restore it from version control") from None
+        raise BaselineFileError(f"{where}: can't be read: {error}; restore it from version control") from None
     if not isinstance(document, dict):
         raise BaselineFileError(
-            f"{path}: expected a JSON object, got {type(document).__name__}; restore it from version control"
+            f"{where}: expected a JSON object, got {type(document).__name__}; restore it from version control"
         )
     for key, constant in _not_finite(document):
-        raise BaselineFileError(f"{path}: {key}: {constant} is not a number that can be judged by; write a finite one")
+        raise BaselineFileError(f"{where}: {key}: {constant} is not a number that can be judged by; write a finite one")
     return document
 
 
@@ -86,6 +91,11 @@ def write(path: Path, document: Mapping[str, Any], *, digits: int = 6) -> None:
     for key, constant in _not_finite(document):
         raise ValueError(f"{path}: {key}: {constant} can't be written: it could not be read back")
     text = json.dumps(rounded(document, digits), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    write_text(path, text)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text whole or not at all, with the file's permissions kept."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
@@ -115,7 +125,7 @@ def rounded(value: Any, digits: int = 6) -> Any:  # noqa: ANN401  # any JSON val
 
 
 def migrated(
-    path: Path, document: dict[str, Any], *, current: int, migrations: Mapping[int, Migration]
+    path: Path | str, document: dict[str, Any], *, current: int, migrations: Mapping[int, Migration]
 ) -> dict[str, Any]:
     """Bring a document to the current version, one step at a time.
 

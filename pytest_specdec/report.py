@@ -141,6 +141,11 @@ def sparkline(rounds_by_launch: Sequence[Sequence[float]], *, width: int = 220, 
 
 def html(document: Document) -> str:
     """Return the whole report as one page without outside resources."""
+    return page("report.html.j2", document=document)
+
+
+def page(template: str, **context: object) -> str:
+    """Fill one of our templates, a page that escapes what it is given."""
     # jinja2 is needed once a session, at its end: imported here so that every other run is spared it.
     import jinja2  # noqa: PLC0415
     import markupsafe  # noqa: PLC0415
@@ -156,4 +161,4 @@ def html(document: Document) -> str:
     environment.filters["percent"] = percent
     environment.filters["share"] = share
     environment.globals["sparkline"] = lambda rounds: markupsafe.Markup(sparkline(rounds))
-    return environment.get_template("report.html.j2").render(document=document)
+    return environment.get_template(template).render(context)

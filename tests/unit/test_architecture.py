@@ -59,6 +59,9 @@ LAYERS: dict[int, set[str]] = {
         "beside",
         "verdict_text",
         "report",
+        "ledger",
+        "study",
+        "study_table",
         "answers",
         "client",
         "http_stream",
@@ -126,7 +129,7 @@ LAYERS: dict[int, set[str]] = {
         "baseline_updates",
         "session",
     },
-    5: {"hookspecs", "options", "plugin", "cli", "baselines_cli", "servers_cli"},
+    5: {"hookspecs", "options", "plugin", "cli", "baselines_cli", "servers_cli", "study_cli"},
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 MAY_IMPORT_PYTEST = {"options", "session", "hookspecs", "plugin"}
