@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from pytest_specdec import ledger
-from pytest_specdec.errors import InfrastructureError
+from pytest_specdec.difference import intended
+from pytest_specdec.errors import InfrastructureError, SpecError
 from pytest_specdec.ledger import Change, Figure, Kind, Speedup, Try, moment
 from pytest_specdec.model import EnvironmentChange
 from pytest_specdec.settings import slug
+from pytest_specdec.spec import ServerSpec
 
 _FIGURES: Final = ("accept_length", "decode_tok_s", "system_tok_s", "tpot_ms", "ttft_ms", "verify_rate")
 
@@ -31,19 +33,38 @@ def entries_of(document: Mapping[str, Any]) -> list[Try]:
     """Return what a run tried, from its ``results.json``, in the order of that; each spec and measurement once.
 
     What failed without a diagnosis, as for a lost host, says nothing of the spec and is left out. A dead end outside
-    of its versions is an ordinary test, and is there as one.
+    of its versions is an ordinary test, and is there as one. What did not serve was not measured beside a control: its
+    change is told against the command of the run's control, where that has one alone.
     """
     created = dt.datetime.fromisoformat(document["created"].replace("Z", "+00:00"))
     at = created.astimezone(dt.timezone.utc).isoformat(timespec="seconds")
     dead_ends = [one for one in document.get("dead_ends") or () if one["outcome"] != "outside-versions"]
     expected_to_fail = {one["spec_hash"] for one in dead_ends}
     failed = [one for one in document["failures"] if one.get("diagnosis") and one["spec_hash"] not in expected_to_fail]
+    control = _only_control(document["measurements"])
     found = [
         *(_measured(one, at) for one in document["measurements"]),
-        *(_failed(one, document["node"], at) for one in failed),
-        *(_dead_end(one, document["node"], at) for one in dead_ends),
+        *(_failed(_with_change(one, control), document["node"], at) for one in failed),
+        *(_dead_end(_with_change(one, control), document["node"], at) for one in dead_ends),
     ]
     return list({(one.node, one.spec_hash, one.key): one for one in found}.values())
+
+
+def _only_control(measurements: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return a measurement of the one control of a run; None where there are several, or none."""
+    names = {one["difference"]["control"] for one in measurements if one.get("difference")}
+    of_control = [one for one in measurements if one["server"] in names]
+    return of_control[0] if len(names) == 1 and of_control else None
+
+
+def _with_change(one: Mapping[str, Any], control: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if control is None or one.get("difference") or one["spec_hash"] == control["spec_hash"]:
+        return one
+    try:
+        before, after = (ServerSpec.from_command("server", command) for command in (control["command"], one["command"]))
+    except SpecError:  # as a command with a name that the shell would have filled in
+        return one
+    return {**one, "difference": {"control": control["server"], "intended": intended(before, after)}}
 
 
 def _measured(one: Mapping[str, Any], at: str) -> Try:

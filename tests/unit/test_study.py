@@ -187,6 +187,43 @@ def test_a_dead_end_is_one_try_however_it_is_told() -> None:
     ]
 
 
+TRIED = "python -m sglang.launch_server --model-path /m --tp 8 --enable-flashinfer-allreduce-fusion"
+
+
+@pytest.mark.parametrize(
+    ("command", "intended"),
+    [
+        (TRIED, ("--tp-size: 4 -> 8", "--enable-flashinfer-allreduce-fusion: (not set) -> on")),
+        ("python serve.py", None),
+    ],
+)
+def test_what_did_not_serve_is_told_against_the_only_control_of_the_run(
+    command: str, intended: tuple[str, ...] | None
+) -> None:
+    base = measured("base", command="python -m sglang.launch_server --model-path /m --tp 4")
+    tried = run(
+        base,
+        measured(difference=DIFFERENCE),
+        failures=(failure("x", command=command), failure("base", spec_hash="hash of base")),
+        dead_ends=(dead_end("y", command=command),),
+    )
+
+    changes = {one.server: one.change for one in study.entries_of(tried) if one.kind != "measured"}
+
+    expected = None if intended is None else Change(control="base", intended=intended, effective=())
+    assert changes == {"x": expected, "y": expected, "base": None}
+
+
+def test_of_several_controls_none_is_guessed() -> None:
+    other = measured("ngram", difference={**DIFFERENCE, "control": "other"})
+
+    found = study.entries_of(
+        run(measured("base"), measured("other"), measured(difference=DIFFERENCE), other, failures=(failure("x"),))
+    )
+
+    assert found[-1].change is None
+
+
 def test_a_revived_dead_end_has_its_figures(take: Take) -> None:
     (one,) = take(run(dead_ends=(dead_end(outcome="revived", seen=None, metrics={"decode_tok_s": 41.25}),)))
 
