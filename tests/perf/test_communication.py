@@ -39,11 +39,12 @@ def table(request: pytest.FixtureRequest) -> Callable[[Any], None]:
     """Put a result into pytest-benchmark's table; does nothing without the plug-in."""
     if not request.config.pluginmanager.hasplugin("benchmark"):
         return lambda _: None
-    clock = Replay()
-    request.node.add_marker(pytest.mark.benchmark(group="all-reduces of a step", timer=clock))
-    benchmark = request.getfixturevalue("benchmark")
 
     def show(result: Any) -> None:
+        clock = Replay()
+        request.node.add_marker(pytest.mark.benchmark(group="all-reduces of a step", timer=clock))
+        # Asked for when there is something to show: one that is not used is warned about.
+        benchmark = request.getfixturevalue("benchmark")
         steps_s = [us * STEP.calls / 1e6 for rounds in result.launches for us in rounds]
         clock.load(steps_s)
         benchmark.pedantic(clock.step, rounds=len(steps_s))
