@@ -33,6 +33,7 @@ MARKER_FIELDS: Final = (
     "waive",
     "goodput",
     "control",
+    "sweep",
 )
 _PARAMETERS: Final = ("workload", "concurrency", "output_tokens", "request_rate", "control")
 
@@ -98,6 +99,7 @@ def resolve(declaration: Declaration, settings: s.Settings) -> PlannedTest | Ski
         warmup=warmup,
         waived=waived,
         control=beside,
+        sweep=declaration.nodeid.partition("[")[0] if said.flag("sweep") else None,
     )
 
 
@@ -202,6 +204,13 @@ class _Said:
             raise self._refuse(where, "a ServerSpec (None: no control)", value)
         if value.content_hash == spec.content_hash:
             raise self._refuse(where, f"another spec than {spec.name} itself, which it is measured beside", value)
+        return value
+
+    def flag(self, name: str) -> bool:
+        """True or False, False when it isn't said."""
+        value, where = self._fields.get(name, (False, ""))
+        if not isinstance(value, bool):
+            raise self._refuse(where, "True or False", value)
         return value
 
     def _chat_template(self, workload: Workload, settings: s.Settings) -> bool:

@@ -151,6 +151,14 @@ TABLE: Final[tuple[Option, ...]] = (
         help="The most launches that a close answer may take (default: 3).",
     ),
     Option(
+        name="study",
+        flag="--specdec-study",
+        parse=s.flag,
+        default=False,
+        switch=True,
+        help="Take what this run tried into the ledger beside the baselines, at its end.",
+    ),
+    Option(
         name="rounds",
         flag="--specdec-rounds",
         parse=s.positive_int,
@@ -327,6 +335,7 @@ def load_settings(config: pytest.Config, environ: Mapping[str, str] | None = Non
         report_dir=values["report"],
         launches=values["launches"],
         max_launches=values["max_launches"],
+        study=values["study"],
         rounds=values["rounds"],
         warmup=values["warmup"],
         chat_template=values["chat_template"],

@@ -21,7 +21,8 @@ class PlannedTest:
     """What one test asks for. ``measurement`` is None for a test that only borrows the server.
 
     ``spec`` is what will be launched: the stand-in where one takes the spec's place. ``control`` is what it is
-    measured beside, in blocks of four launches A B B A.
+    measured beside, in blocks of four launches A B B A. ``sweep`` names the test function whose parameters are the
+    points of one sweep.
     """
 
     nodeid: str
@@ -31,6 +32,7 @@ class PlannedTest:
     warmup: int
     waived: frozenset[str] = frozenset()
     control: ServerSpec | None = None
+    sweep: str | None = None
 
     @property
     def control_measurement(self) -> Measurement | None:
@@ -84,6 +86,14 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Points that are ranked: one measurement on several specs, in the order of the test's parameters."""
+
+    name: str
+    points: tuple[PlannedMeasurement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpecPlan:
     """All that a session wants of one spec; ``nodeids`` are the tests that use it, in running order.
 
@@ -116,6 +126,27 @@ class Plan:
 
     specs: tuple[SpecPlan, ...]
     pairs: tuple[Pair, ...] = ()
+    sweeps: tuple[Sweep, ...] = ()
+
+    def together(self) -> dict[str, str]:
+        """Return, for each spec's content hash, the one that stands for all that are measured with it.
+
+        A control and its treatment, and the points of a sweep, belong to one process: what one of them takes, the
+        others are compared with.
+        """
+        chief = {spec.spec.content_hash: spec.spec.content_hash for spec in self.specs}
+
+        def find(key: str) -> str:
+            while chief[key] != key:
+                key = chief[key]
+            return key
+
+        linked: list[tuple[str, ...]] = [pair.key for pair in self.pairs]
+        linked += [tuple(point.measurement.spec.content_hash for point in sweep.points) for sweep in self.sweeps]
+        for first, *others in linked:
+            for other in others:
+                chief[find(other)] = find(first)
+        return {key: find(key) for key in chief}
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
@@ -144,7 +175,8 @@ class Plan:
         head = f"specdec plan: {_n(len(self.specs), 'server spec')}, {_n(measurements, 'measurement')}, "
         head += _launches(self.specs) + _loading(costs)
         pairs = [f"  {pair.treatment.name} beside {pair.control.name}: a block A B B A" for pair in self.pairs]
-        return [head, *(f"  {_spec_line(planned, cost_s)}" for planned, cost_s in costs), *pairs]
+        sweeps = [f"  sweep {sweep.name}: {len(sweep.points)} points, ranked" for sweep in self.sweeps]
+        return [head, *(f"  {_spec_line(planned, cost_s)}" for planned, cost_s in costs), *pairs, *sweeps]
 
 
 def _n(number: int, one: str, many: str | None = None) -> str:
@@ -230,10 +262,13 @@ def build_plan(
     tests: Iterable[PlannedTest],
     launches_for: Callable[[Measurement], int],
     most_launches_for: Callable[[Measurement], int] | None = None,
+    *,
+    sweep_launches: int = 1,
 ) -> Plan:
     """Group tests, in running order, into what each spec has to serve.
 
-    ``most_launches_for`` tells how many launches a close answer may take. Measurements shared by several tests take
+    ``most_launches_for`` tells how many launches a close answer may take, ``sweep_launches`` how many a point of a
+    sweep. Measurements shared by several tests take
     the most rounds that any of them asks for.
     """
     tests = list(tests)
@@ -247,12 +282,28 @@ def build_plan(
             paired.setdefault((test.control.content_hash, test.spec.content_hash), []).append(test)
     pairs = tuple(_plan_pair(group) for group in paired.values())
     blocks = collections.Counter(spec.content_hash for pair in pairs for spec in (pair.control, pair.treatment))
-    specs = [_plan_spec(group, launches_for, most_for, blocks[group[0].spec.content_hash]) for group in order.values()]
+    swept = {test.measurement.key for test in tests if test.sweep is not None and test.measurement is not None}
+
+    def most_of(measurement: Measurement) -> int:
+        return max(most_for(measurement), sweep_launches if measurement.key in swept else 1)
+
+    specs = [_plan_spec(group, launches_for, most_of, blocks[group[0].spec.content_hash]) for group in order.values()]
     controls = {pair.control.content_hash: pair.control for pair in pairs if pair.control.content_hash not in order}
     specs += [
         SpecPlan(spec=control, measurements=(), nodeids=(), blocks=blocks[key]) for key, control in controls.items()
     ]
-    return Plan(specs=tuple(specs), pairs=pairs)
+    return Plan(specs=tuple(specs), pairs=pairs, sweeps=_sweeps(tests, specs))
+
+
+def _sweeps(tests: list[PlannedTest], specs: list[SpecPlan]) -> tuple[Sweep, ...]:
+    """Group the points of sweeps: by test function, and by all of a measurement but its spec."""
+    planned = {one.measurement.key: one for spec in specs for one in spec.measurements}
+    points: dict[str, dict[str, PlannedMeasurement]] = {}
+    for test in tests:
+        if test.sweep is not None and test.measurement is not None:
+            _, _, rest = test.measurement.key.partition("--")
+            points.setdefault(f"{test.sweep} {rest}", {})[test.measurement.key] = planned[test.measurement.key]
+    return tuple(Sweep(name=name, points=tuple(found.values())) for name, found in points.items() if len(found) > 1)
 
 
 def _plan_pair(group: list[PlannedTest]) -> Pair:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_specdec import options
-from pytest_specdec.errors import InfrastructureError
+from pytest_specdec.errors import InfrastructureError, SpecdecError
 
 if TYPE_CHECKING:
     from pytest_specdec.comm_session import AllReduceBenchmark
@@ -103,7 +103,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "specdec(workload, concurrency=1, output_tokens=512, request_rate=None, sampling=None, "
-        "chat_template=False, rounds=None, warmup=None, waive=(), control=None): "
+        "chat_template=False, rounds=None, warmup=None, waive=(), control=None, sweep=False): "
         "what specdec_benchmark measures on the test's server.",
     )
     config.pluginmanager.register(_Outcomes(config), "specdec-outcomes")
@@ -196,7 +196,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if directory is not None:
         from pytest_specdec import distribution  # noqa: PLC0415  # needs xdist, which is there in a worker
 
-        distribution.write_groups(Path(directory), {test.nodeid: test.spec.content_hash for test in planned})
+        of = _session_of(session.config).group_of if planned else str
+        distribution.write_groups(Path(directory), {test.nodeid: of(test.spec) for test in planned})
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
@@ -415,6 +416,11 @@ class _Outcomes:
             self._changes = [str(error)]
             self._tally.failed.add("infrastructure")
         document = sessions.merged(self._documents, self._changes)
+        try:
+            self._changes += sessions.add_to_study(settings, document)
+        except SpecdecError as error:
+            self._changes.append(str(error))
+            self._tally.failed.add("infrastructure")
         try:
             self._report_path = str(sessions.write_report(settings, document, os.environ))
         except InfrastructureError as error:

@@ -6,13 +6,13 @@ the same spec: nine minutes are paid once, and every test that depended on them 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from pytest_specdec.errors import InfrastructureError, LaunchError, SpecdecError
 from pytest_specdec.model import LaunchRecord, LaunchRounds, Measurement
-from pytest_specdec.plan import Pair, Plan, PlannedMeasurement, SpecPlan
+from pytest_specdec.plan import Pair, Plan, PlannedMeasurement, SpecPlan, Sweep
 from pytest_specdec.spec import ServerSpec
 
 
@@ -35,6 +35,8 @@ Measure = Callable[[Served, PlannedMeasurement], LaunchRounds]
 Keep = Callable[[Served], None]
 #: Whether what was measured so far is too close to call, and another launch may be spent on it.
 WantsMore = Callable[[PlannedMeasurement, tuple[LaunchRounds, ...]], bool]
+#: Which points of a sweep deserve another launch, by what there is of each: its rounds, or what kept it from any.
+Contending = Callable[[Sweep, "Mapping[str, tuple[LaunchRounds, ...] | SpecdecError]"], "Sequence[PlannedMeasurement]"]
 
 
 @dataclass(slots=True)
@@ -70,7 +72,9 @@ class ServerPool:
 
     ``start`` is given the spec and the index of the launch among this session's launches of that spec. When the planned
     launches of a spec are done, ``wants_more`` is asked for each of its measurements, again and again until it says
-    no of all. With ``keep`` the last server is handed to it at the end, instead of being stopped.
+    no of all; the points of a sweep are launched in turn, then again while ``contending`` names some. With ``keep`` the
+    last server is handed to it at the end, instead of being stopped. ``check`` raises for what can't be launched,
+    before the other one of a block is; ``died`` is told of a server that died after its launch.
     """
 
     def __init__(
@@ -80,6 +84,9 @@ class ServerPool:
         start: Start,
         measure: Measure,
         wants_more: WantsMore | None = None,
+        contending: Contending | None = None,
+        check: Callable[[ServerSpec], None] | None = None,
+        died: Callable[[ServerSpec, int, InfrastructureError], None] | None = None,
         keep: Keep | None = None,
         keeps_late: bool = True,
     ) -> None:
@@ -87,6 +94,10 @@ class ServerPool:
         self._start = start
         self._measure = measure
         self._wants_more = wants_more
+        self._contending = contending
+        self._check = check
+        self._died = died
+        self._swept: set[str] = set()
         self._keep = keep
         self._keeps_late = keep is not None and keeps_late
         self._taken: dict[str, _Taken] = {}
@@ -130,6 +141,11 @@ class ServerPool:
     def _run(self, pair: Pair, block: _Block) -> None:
         """Launch control, treatment, treatment, control; the first that fails ends the block for all of its tests."""
         order = ((pair.control, pair.of_control), (pair.treatment, pair.of_treatment))
+        refused = self._refused(pair.control) or self._refused(pair.treatment)
+        if refused is not None:
+            for one in (*pair.of_control, *pair.of_treatment):
+                block.errors[one.measurement.key] = refused
+            return
         for spec, wanted in (order[0], order[1], order[1], order[0]):
             failed = self._leg(spec, wanted, block)
             if failed is not None:
@@ -138,6 +154,20 @@ class ServerPool:
                 break
         if not self._plan.of(pair.control).nodeids:
             self._release(pair.control)
+
+    def _refused(self, spec: ServerSpec) -> SpecdecError | None:
+        """Why a spec can't be launched, as far as that is known without a launch."""
+        taken = self._taken.setdefault(spec.content_hash, _Taken())
+        if taken.failure is None and self._check is not None:
+            try:
+                self._check(spec)
+            except InfrastructureError as error:
+                if taken.complete:
+                    return error
+                taken.failure = error
+                if self._plan.of(spec).nodeids:
+                    self._fail(self._plan.of(spec).measurements, taken, error)
+        return taken.failure
 
     def _leg(self, spec: ServerSpec, wanted: Sequence[PlannedMeasurement], block: _Block) -> SpecdecError | None:
         """Launch once for a block, which serves the spec's other measurements as well; returns why it didn't serve.
@@ -217,6 +247,9 @@ class ServerPool:
         taken.begun = True
         planned = self._plan.of(spec)
         self._take_blocks(spec)
+        for sweep in self._plan.sweeps:
+            if any(point.measurement.spec.content_hash == spec.content_hash for point in sweep.points):
+                self._take_sweep(sweep)
         if not taken.launches and not taken.errors:
             self._one_launch(spec, self._lacking(spec, taken), taken)
         while lacking := self._lacking(spec, taken):
@@ -235,6 +268,37 @@ class ServerPool:
             only_beside = {p.measurement.key for p in self._plan.of(spec).measurements if not p.alone}
             for key in only_beside & block.errors.keys():
                 self._taken[spec.content_hash].errors.setdefault(key, block.errors[key])
+
+    def _take_sweep(self, sweep: Sweep) -> None:
+        """Launch every point of a sweep in turn, then those that may still be the best again, pass after pass."""
+        if sweep.name in self._swept:
+            return
+        self._swept.add(sweep.name)
+        for point in sweep.points:
+            spec = point.measurement.spec
+            taken = self._taken.setdefault(spec.content_hash, _Taken())
+            while lacking := self._lacking(spec, taken):
+                self._one_launch(spec, lacking, taken)
+        while self._contending is not None:
+            wanted = [p for p in self._contending(sweep, self.points(sweep)) if self._open(p)]
+            if not wanted:
+                break
+            for point in wanted:
+                self._one_launch(point.measurement.spec, [point], self._taken[point.measurement.spec.content_hash])
+
+    def _open(self, point: PlannedMeasurement) -> bool:
+        """Whether a point can have another launch: a test that is done has its result for good."""
+        taken = self._taken[point.measurement.spec.content_hash]
+        return not taken.complete and taken.failure is None and point.measurement.key not in taken.errors
+
+    def points(self, sweep: Sweep) -> dict[str, tuple[LaunchRounds, ...] | SpecdecError]:
+        """Return what there is of each point, by its measurement's key; nothing is launched for it."""
+        found: dict[str, tuple[LaunchRounds, ...] | SpecdecError] = {}
+        for point in sweep.points:
+            key = point.measurement.key
+            taken = self._taken.get(point.measurement.spec.content_hash, _Taken())
+            found[key] = taken.errors.get(key) or tuple(taken.rounds.get(key, ()))
+        return found
 
     def _too_close(self, planned: SpecPlan, taken: _Taken) -> list[PlannedMeasurement]:
         """Return the measurements whose answer another launch could change."""
@@ -261,6 +325,8 @@ class ServerPool:
                 taken.errors[one.measurement.key] = error
                 died = _death_of(served)
                 if died is not None:
+                    if self._died is not None:
+                        self._died(spec, taken.launches - 1, died)
                     taken.errors[one.measurement.key] = died
                     taken.failure = died
                     self._fail(wanted, taken, died)

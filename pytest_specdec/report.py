@@ -1,4 +1,4 @@
-"""The results document as a terminal table, as Markdown and as one self-contained HTML page.
+"""The results document as a terminal table and as Markdown.
 
 Everything here reads the document of ``results.json`` and nothing else, so a report can be made again from a
 saved file. Nothing here prints.
@@ -7,7 +7,6 @@ saved file. Nothing here prints.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 Document = Mapping[str, Any]
@@ -137,28 +136,3 @@ def sparkline(rounds_by_launch: Sequence[Sequence[float]], *, width: int = 220, 
         f'<svg class="spark" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
         f'aria-label="{len(values)} rounds from {number(min(values))} to {number(max(values))}">{"".join(marks)}</svg>'
     )
-
-
-def html(document: Document) -> str:
-    """Return the whole report as one page without outside resources."""
-    return page("report.html.j2", document=document)
-
-
-def page(template: str, **context: object) -> str:
-    """Fill one of our templates, a page that escapes what it is given."""
-    # jinja2 is needed once a session, at its end: imported here so that every other run is spared it.
-    import jinja2  # noqa: PLC0415
-    import markupsafe  # noqa: PLC0415
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters["number"] = number
-    environment.filters["percent"] = percent
-    environment.filters["share"] = share
-    environment.globals["sparkline"] = lambda rounds: markupsafe.Markup(sparkline(rounds))
-    return environment.get_template(template).render(context)

@@ -36,7 +36,7 @@ from pytest_specdec.preflight import Preflight
 from pytest_specdec.progress import Progress, phases_line
 from pytest_specdec.results import Recorder
 from pytest_specdec.served import ServedHere, ServedThere, ServerLog
-from pytest_specdec.settings import ANY_HOST, Settings
+from pytest_specdec.settings import ANY_HOST, Device, Settings
 from pytest_specdec.spec import ServerSpec
 
 Notify = Callable[[str], None]
@@ -259,24 +259,46 @@ class Serving:
         found = self.python(spec)
         return self._preflight(self._with_models(spec, found), found, self._engine_env(spec))
 
-    def _preflight(self, spec: ServerSpec, found: PythonFound | None, extra_env: Mapping[str, str]) -> Preflight:
+    def refuse(self, spec: ServerSpec) -> None:
+        """Raise :class:`LaunchError` for a spec that can't be launched, after noting it for the report.
+
+        Whose the GPUs are is not looked at: that is as it is when the launch comes.
+        """
+        found = self.python(spec)
+        checked = self._preflight(self._with_models(spec, found), found, self._engine_env(spec), device="cpu")
+        error = _refused(checked)
+        if error is not None:
+            self.died(spec, 0, error)
+            raise error
+
+    def died(self, spec: ServerSpec, index: int, error: InfrastructureError) -> None:
+        """Note for the report a server that did not start, or died after it had."""
+        self._failed_to_start(spec, index, error)
+
+    def _preflight(
+        self,
+        spec: ServerSpec,
+        found: PythonFound | None,
+        extra_env: Mapping[str, str],
+        *,
+        device: Device | None = None,
+    ) -> Preflight:
         return preflight.check(
             self.host,
             spec,
             python=None if found is None else found.path,
             env=server.environment(self.host, spec, extra_env),
             cache_dir=engine_env.cache_root(os.environ),
-            device=self._settings.device,
+            device=device or self._settings.device,
             clock=self._clock,
         )
 
     def _checked(self, spec: ServerSpec, found: PythonFound | None, extra_env: Mapping[str, str]) -> ServerSpec:
         """Refuse what would fail after its weights are loaded; returns the spec as this SGLang spells its flags."""
         checked = self._preflight(spec, found, extra_env)
-        refusal = checked.refusal()
-        if refusal is not None:
-            names = tuple(dict.fromkeys(problem.rule for problem in checked.problems))
-            raise LaunchError(refusal, cause=FailureCause(names=names, category="preflight", phase="preflight"))
+        error = _refused(checked)
+        if error is not None:
+            raise error
         for notice in checked.notices:
             if notice not in self._told:
                 self._told.add(notice)
@@ -411,3 +433,12 @@ class Serving:
     def git_commit(self) -> str | None:
         """The commit of the suite that measures, None outside a repository."""
         return fingerprint.git_commit(LocalHost(), self._settings.baselines_dir.parent)
+
+
+def _refused(checked: Preflight) -> LaunchError | None:
+    """Return what a preflight's problems come to; None without any."""
+    refusal = checked.refusal()
+    if refusal is None:
+        return None
+    names = tuple(dict.fromkeys(problem.rule for problem in checked.problems))
+    return LaunchError(refusal, cause=FailureCause(names=names, category="preflight", phase="preflight"))

@@ -6,12 +6,26 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
 
-from pytest_specdec import baseline_admin, baseline_updates, declare, judging, plan, preflight, report, results
+from pytest_specdec import (
+    baseline_admin,
+    baseline_updates,
+    declare,
+    judging,
+    page,
+    plan,
+    preflight,
+    report,
+    results,
+    study,
+    sweep_report,
+    sweeping,
+)
 from pytest_specdec.comm_session import AllReduceBenchmark
 from pytest_specdec.errors import DisagreementError, InfrastructureError, SpecdecError, UserInputError
 from pytest_specdec.model import Verdict
@@ -206,7 +220,12 @@ class SpecdecSession:
     def make_plan(self, tests: Sequence[PlannedTest]) -> None:
         """Fix what will be measured."""
         try:
-            self._plan = plan.build_plan(tests, self.judging.launches_for, self.judging.most_launches_for)
+            self._plan = plan.build_plan(
+                tests,
+                self.judging.launches_for,
+                self.judging.most_launches_for,
+                sweep_launches=self._sweep_launches,
+            )
         except UserInputError as error:
             raise pytest.UsageError(str(error)) from None
         self.judging.judge_for(self._plan)
@@ -218,11 +237,22 @@ class SpecdecSession:
             start=self.serving.start,
             measure=self.serving.measure,
             wants_more=self.judging.wants_more,
+            check=self.serving.refuse,
+            died=self.serving.died,
+            contending=partial(sweeping.contending, most_launches=self._sweep_launches),
             keep=keep,
             keeps_late=not hasattr(self._config, "workerinput"),
         )
         for test in tests:
             self._left.setdefault(test.spec.content_hash, set()).add(test.nodeid)
+
+    @property
+    def _sweep_launches(self) -> int:
+        return self.settings.most_launches(recording=False)
+
+    def group_of(self, spec: ServerSpec) -> str:
+        """Return what stands for all specs that one process has to measure, this one among them."""
+        return self._plan.together().get(spec.content_hash, spec.content_hash)
 
     def check_plan(self) -> tuple[list[str], bool]:
         """Run the preflight of every planned spec, starting nothing; returns lines, and whether all is well."""
@@ -401,8 +431,20 @@ class SpecdecSession:
             "command": _command(self._config),
             "launch_count": 0 if self._pool is None else self._pool.launch_count,
             "failures": self.serving.failures,
+            "sweeps": self._sweeps(),
             "measurements": [self._shown[key] for key in sorted(self._shown)],
         }
+
+    def _sweeps(self) -> list[dict[str, Any]]:
+        """Return how the points of each sweep stand, of those that were measured."""
+        if self._pool is None:
+            return []
+        taken = [(sweep, self._pool.points(sweep)) for sweep in self._plan.sweeps]
+        return [
+            sweeping.document(sweep, found, most_launches=self._sweep_launches)
+            for sweep, found in taken
+            if any(found.values())
+        ]
 
     def updates(self) -> dict[str, Any]:
         """Return the baselines that this process would write, and the measurements of which a test failed."""
@@ -425,7 +467,7 @@ class SpecdecSession:
 def merged(documents: Sequence[Mapping[str, Any]], baseline_changes: Sequence[str] = ()) -> dict[str, Any]:
     """One results document from those of several processes (xdist workers)."""
     first = {**documents[0], "baseline_changes": list(baseline_changes)}
-    for name in ("failures", "measurements"):
+    for name in ("failures", "measurements", "sweeps"):
         first[name] = [entry for document in documents for entry in document[name]]
     first["measurements"].sort(key=lambda entry: str(entry["key"]))
     first["launch_count"] = sum(document["launch_count"] for document in documents)
@@ -440,6 +482,14 @@ def write_baselines(settings: Settings, updates: Sequence[Mapping[str, Any]]) ->
     return baseline_updates.write(updates, root=settings.baselines_dir, report_dir=settings.report_dir)
 
 
+def add_to_study(settings: Settings, document: Mapping[str, Any]) -> list[str]:
+    """Take a run into the ledger beside the baselines, when that is asked for; returns what became of it.
+
+    Raises :class:`SpecdecError` for a ledger that can't be read or written.
+    """
+    return study.add(settings.baselines_dir, study.entries_of(document)) if settings.study else []
+
+
 def write_report(settings: Settings, document: Mapping[str, Any], environ: Mapping[str, str]) -> Path:
     """Write ``results.json`` and ``report.html``, and the step summary on GitHub; returns the report's path.
 
@@ -449,7 +499,7 @@ def write_report(settings: Settings, document: Mapping[str, Any], environ: Mappi
     recorder.write(document)
     path = settings.report_dir / "report.html"
     with results.kept_in(settings.report_dir):
-        path.write_text(report.html(document), encoding="utf-8")
+        path.write_text(page.html(document), encoding="utf-8")
     step_summary = environ.get("GITHUB_STEP_SUMMARY")
     if step_summary:
         with Path(step_summary).open("a", encoding="utf-8") as file:
@@ -460,6 +510,8 @@ def write_report(settings: Settings, document: Mapping[str, Any], environ: Mappi
 def summary_lines(document: Mapping[str, Any], report_path: str | None) -> list[str]:
     """Return what the terminal shows at the end of a session."""
     lines = report.table_lines(document)
+    for sweep in document["sweeps"]:
+        lines += ["", *sweep_report.lines(sweep)]
     lines += _notes(document["measurements"])
     lines += [f"{change}" for change in document["baseline_changes"]]
     if report_path is not None:

@@ -205,6 +205,7 @@ class Settings:
     report_dir: Path
     launches: int | None
     max_launches: int
+    study: bool
     rounds: int
     warmup: int
     chat_template: bool

@@ -10,7 +10,8 @@ from typing import Final
 from urllib.parse import quote
 
 from pytest_specdec.ledger import Change, Figure, Try, moment
-from pytest_specdec.report import number, page
+from pytest_specdec.page import fill
+from pytest_specdec.report import number
 
 Ledgers = Mapping[str, Sequence[Try]]
 
@@ -74,7 +75,7 @@ def html(ledgers: Ledgers, *, root: Path, beside: Path) -> str:
         ]
         for node, tries in ledgers.items()
     }
-    return page("study.html.j2", nodes=nodes, columns=_COLUMNS, legend=_LEGEND)
+    return fill("study.html.j2", nodes=nodes, columns=_COLUMNS, legend=_LEGEND)
 
 
 def _escaped(text: str) -> str:

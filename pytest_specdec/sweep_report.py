@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 import math
 import textwrap
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from pytest_specdec.ranking import Ranking, Standing
 from pytest_specdec.report import number, share
@@ -20,6 +20,26 @@ _TOP, _BOTTOM, _GAP, _VALUE_WIDTH = 12, 44, 14, 60
 _STYLE: Final = (
     'fill="currentColor" stroke="currentColor" stroke-width="0" font-family="ui-monospace, monospace" font-size="12"'
 )
+
+
+def ranking_of(document: Mapping[str, Any]) -> Ranking:
+    """Return the ranking that a sweep's object in ``results.json`` tells."""
+    rows = tuple(Standing(**row) for row in document["points"])
+    best = next((row for row in rows if row.word == "best"), None)
+    return Ranking(rows=rows, best=best, confidence=document["confidence"], basis=document["basis"])
+
+
+def lines(document: Mapping[str, Any]) -> list[str]:
+    """Return a sweep's object in ``results.json`` as a table with its name above it."""
+    return [
+        f"sweep {document['name']}",
+        *table_lines(ranking_of(document), metric=document["metric"], unit=document["unit"]),
+    ]
+
+
+def drawn(document: Mapping[str, Any]) -> str:
+    """Return the same as an SVG."""
+    return plot(ranking_of(document), metric=document["metric"], unit=document["unit"])
 
 
 def table_lines(ranking: Ranking, *, metric: str, unit: str) -> list[str]:

@@ -168,6 +168,16 @@ def test_a_control_that_does_not_start_fails_the_test_that_is_beside_it_only(sui
     assert commands(suite) == ["A", "B"]
 
 
+def test_a_treatment_that_the_preflight_refuses_costs_no_launch_of_its_control(suite: Suite) -> None:
+    suite.write(PAIR.replace("B.but('drafts', env=ENV)", "B.but('drafts', '--no-such-flag', env=ENV)"))
+
+    result = suite.run()
+
+    assert (result.ret, suite.launches) == (12, 0)
+    assert [failure["server"] for failure in suite.results["failures"]] == ["drafts"]
+    assert "unknown-flag" in result.stdout.str()
+
+
 def test_a_control_that_is_the_spec_itself_is_refused(suite: Suite) -> None:
     suite.write(PAIR.replace("control=A", "control=B"))
 

@@ -33,6 +33,7 @@ def settings(**changes: Any) -> Settings:
         "report_dir": Path(".specdec"),
         "launches": None,
         "max_launches": 3,
+        "study": False,
         "rounds": 5,
         "warmup": 1,
         "chat_template": False,

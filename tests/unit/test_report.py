@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_specdec import report
+from pytest_specdec.page import html
 
 
 def metric(value: float, rounds: list[list[float]] | None = None) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def test_the_page_shows_all_and_escapes_what_it_is_given() -> None:
         {"rule": "gpu-slowdown", "status": "not-applicable", "reason": "not shown"},
     ]
 
-    page = report.html(document(bad, failures=({"server": "fi", "reason": "exit code 2"},)))
+    page = html(document(bad, failures=({"server": "fi", "reason": "exit code 2"},)))
 
     for expected in (
         "Speculative decoding on cpu-x-2c",
@@ -165,7 +166,7 @@ def test_the_page_shows_all_and_escapes_what_it_is_given() -> None:
 
 
 def test_a_page_without_measurements_says_so() -> None:
-    assert "No measurement was taken." in report.html(document())
+    assert "No measurement was taken." in html(document())
 
 
 def categories() -> list[dict[str, Any]]:
@@ -188,6 +189,6 @@ def test_categories_have_a_line_each_where_there_are_several() -> None:
         ["table", "876.5"],
         ["b", "chat c1 o512", "300.0", "-", "-", "-", "-", "pass"],
     ]
-    page = report.html(document(several, one))
+    page = html(document(several, one))
     assert page.count("<td>prose</td>") == 1
     assert '<td class="n">876.5</td>' in page
