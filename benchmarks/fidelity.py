@@ -8,6 +8,9 @@ is missed.
     python benchmarks/fidelity.py --engine-python ~/.cache/pytest-specdec/engine-*/bin/python --tokenizer DIR
     python benchmarks/fidelity.py --quick            # a minute, of ours and the reference only
 
+On a machine that does other work, ``chrt -f 10`` in front (as root) lets the server and the clients run before all
+of it: without, the server itself is milliseconds late, and its runs are taken again.
+
 Other clients' figures from a run of the same kind (aiperf 0.13.0, guidellm 0.8.1) stand in docs/measuring.md.
 """
 
