@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from pytest_specdec import expected, validity
 from pytest_specdec import settings as s
-from pytest_specdec import validity
 from pytest_specdec.errors import UserInputError
 from pytest_specdec.model import GOODPUT_LIMITS, GoodputLimits, Measurement, Sampling, Workload
 from pytest_specdec.plan import PlannedTest
@@ -44,13 +44,17 @@ _EXAMPLE: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What one test says. ``markers`` are the keyword arguments of its specdec markers, closest first."""
+    """What one test says. ``markers`` are the keyword arguments of its specdec markers, closest first.
+
+    ``dead_end`` are the arguments of its dead_end marker.
+    """
 
     nodeid: str
     path: Path
     markers: tuple[Mapping[str, Any], ...]
     params: Mapping[str, Any]
     fixtures: frozenset[str]
+    dead_end: tuple[Sequence[Any], Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +70,10 @@ def resolve(declaration: Declaration, settings: s.Settings) -> PlannedTest | Ski
     Raises :class:`UserInputError` naming the test, the marker field or parameter, and what would do.
     """
     said = _Said(declaration)
+    dead_end = expected.from_marker(declaration.nodeid, *declaration.dead_end) if declaration.dead_end else None
     spec = declaration.params.get("sglang_server")
     if spec is None:
-        if declaration.fixtures & {"sglang_server", "specdec_benchmark"}:
+        if dead_end is not None or declaration.fixtures & {"sglang_server", "specdec_benchmark"}:
             raise UserInputError(f"{declaration.nodeid}: no server spec; parametrize the fixture with one:\n{_EXAMPLE}")
         if "gpu_host" in declaration.fixtures and settings.gpu_hosts is None:
             return Skip(reason=_needs_gpu_host(settings))
@@ -80,6 +85,11 @@ def resolve(declaration: Declaration, settings: s.Settings) -> PlannedTest | Ski
         )
     control = said.control(spec)
     measurement_fields = said.measurement_fields(settings) if "specdec_benchmark" in declaration.fixtures else None
+    if dead_end is not None and dead_end.slower_than is not None and measurement_fields is None:
+        raise UserInputError(
+            f"{declaration.nodeid}: dead_end(slower_than=...) needs a measurement: name specdec_benchmark in the "
+            "test's signature, and the workload in the specdec marker"
+        )
     rounds, warmup = said.whole("rounds", 1, settings.rounds), said.whole("warmup", 0, settings.warmup)
     waived = said.waived()
     if "gpu_host" in declaration.fixtures and settings.gpu_hosts is None:
@@ -87,6 +97,8 @@ def resolve(declaration: Declaration, settings: s.Settings) -> PlannedTest | Ski
     placed = _place(spec, settings)
     if isinstance(placed, Skip):
         return placed
+    if dead_end is not None and placed is not spec:
+        return Skip(reason=f"{placed.name} is no dead end, only what it stands for; {_NEEDS_GPU_HOST}")
     beside = None if control is None or measurement_fields is None else _place_control(control, settings)
     if isinstance(beside, Skip):
         return beside
@@ -100,6 +112,7 @@ def resolve(declaration: Declaration, settings: s.Settings) -> PlannedTest | Ski
         waived=waived,
         control=beside,
         sweep=declaration.nodeid.partition("[")[0] if said.flag("sweep") else None,
+        dead_end=dead_end,
     )
 
 

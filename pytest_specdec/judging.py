@@ -113,6 +113,8 @@ class Judging:
 
     def wants_more(self, planned: PlannedMeasurement, launches: Sequence[LaunchRounds]) -> bool:
         """Whether the answer is too close to call, and another launch may be spent on it."""
+        if not planned.judged:
+            return False
         recording = self._records(planned.measurement)
         if len(launches) >= self._settings.most_launches(recording=recording):
             return False

@@ -165,6 +165,28 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeadEnd:
+    """What an experiment that is known to fail is known by.
+
+    ``diagnosis`` is the name of one, or of a problem of the preflight; ``slower_than`` is in tok/s, of ``decode_tok_s``
+    at concurrency 1 and of ``system_tok_s`` above. At least one of both is there. ``versions`` of SGLang (PEP 440) are
+    those it is known in, None for all.
+    """
+
+    diagnosis: str | None
+    reason: str
+    versions: str | None = None
+    link: str | None = None
+    slower_than: float | None = None
+
+    @property
+    def expected(self) -> str:
+        """What is expected, in words."""
+        slow = None if self.slower_than is None else f"not above {self.slower_than:g} tok/s"
+        return ", or ".join(word for word in (self.diagnosis, slow) if word is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSample:
     """One request of a round, as the client saw it and as the server's final ``meta_info`` tells it.
 

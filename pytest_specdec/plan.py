@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pytest_specdec.errors import UserInputError
-from pytest_specdec.model import Measurement
+from pytest_specdec.model import DeadEnd, Measurement
 from pytest_specdec.spec import ServerSpec
 
 
@@ -22,7 +22,8 @@ class PlannedTest:
 
     ``spec`` is what will be launched: the stand-in where one takes the spec's place. ``control`` is what it is
     measured beside, in blocks of four launches A B B A. ``sweep`` names the test function whose parameters are the
-    points of one sweep.
+    points of one sweep. ``dead_end`` is what an experiment that is known to fail is
+    known by.
     """
 
     nodeid: str
@@ -33,6 +34,7 @@ class PlannedTest:
     waived: frozenset[str] = frozenset()
     control: ServerSpec | None = None
     sweep: str | None = None
+    dead_end: DeadEnd | None = None
 
     @property
     def control_measurement(self) -> Measurement | None:
@@ -46,12 +48,18 @@ class PlannedTest:
         """What has to be measured for this test, on its own spec and on the control's."""
         return tuple(one for one in (self.measurement, self.control_measurement) if one is not None)
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether its measurement may be judged: outside of its versions a dead end is an ordinary test."""
+        return self.dead_end is None or self.dead_end.versions is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedMeasurement:
     """A measurement with its sampling plan: rounds a launch, launches, and the most that a close answer may take.
 
     ``waived``: rules that any of its tests waives. ``alone``: a test wants it by itself, without a control.
+    ``judged`` is False for what only dead ends measure: one launch tells whether they hold, and nothing is compared.
     """
 
     measurement: Measurement
@@ -61,6 +69,7 @@ class PlannedMeasurement:
     most_launches: int = 1
     waived: frozenset[str] = frozenset()
     alone: bool = True
+    judged: bool = True
 
 
 #: Launches of each of its two specs in a block A B B A.
@@ -150,8 +159,8 @@ class Plan:
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """Every measurement once, in running order, those of controls among them."""
-        alone = [planned.measurement for spec in self.specs for planned in spec.measurements]
+        """Every measurement that is judged once, in running order, those of controls among them."""
+        alone = [planned.measurement for spec in self.specs for planned in spec.measurements if planned.judged]
         beside = [planned.measurement for pair in self.pairs for planned in pair.of_control]
         return tuple({one.key: one for one in (*alone, *beside)}.values())
 
@@ -347,15 +356,17 @@ def _planned(
     for sharing in wanted.values():
         measurement = sharing[0].measurement
         assert measurement is not None
+        judged = any(test.is_judged for test in sharing)
         measurements.append(
             PlannedMeasurement(
                 measurement=measurement,
                 rounds=max(test.rounds for test in sharing),
                 warmup=max(test.warmup for test in sharing),
-                launches=launches_for(measurement),
-                most_launches=most_for(measurement),
+                launches=launches_for(measurement) if judged else 1,
+                most_launches=most_for(measurement) if judged else 1,
                 waived=frozenset[str]().union(*(test.waived for test in sharing)),
                 alone=any(test.control is None for test in sharing),
+                judged=judged,
             )
         )
     return tuple(measurements)

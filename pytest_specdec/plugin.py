@@ -38,6 +38,8 @@ _LETTERS: Final = {
     "no-baseline": "N",
     "inconclusive": "?",
     "infrastructure": "X",
+    "dead-end-differs": "D",
+    "revived": "V",
 }
 
 
@@ -60,13 +62,13 @@ class Tally:
         self.selected = True
         if report.when == "call" or report.failed:
             self.ran = True
-        self.measured = self.measured or "specdec_measurement" in said
+        self.measured = self.measured or bool({"specdec_measurement", "specdec_dead_end"} & set(said))
         if report.failed:
             self.failed.add(str(said.get("specdec_status", "failed")))
 
     def exit_code(self, *, asked_to_measure: bool) -> int | None:
         """The exit code that the outcomes call for; None leaves pytest's own."""
-        if self.failed & {"failed", "regression"}:
+        if self.failed & {"failed", "regression", "dead-end-differs", "revived"}:
             return 1
         if "infrastructure" in self.failed:
             return 12
@@ -105,6 +107,11 @@ def pytest_configure(config: pytest.Config) -> None:
         "specdec(workload, concurrency=1, output_tokens=512, request_rate=None, sampling=None, "
         "chat_template=False, rounds=None, warmup=None, waive=(), control=None, sweep=False): "
         "what specdec_benchmark measures on the test's server.",
+    )
+    config.addinivalue_line(
+        "markers",
+        "dead_end(diagnosis, reason, versions=None, link=None, slower_than=None): the test's server is known to fail "
+        "with that diagnosis, or to be no faster than that (tok/s).",
     )
     config.pluginmanager.register(_Outcomes(config), "specdec-outcomes")
 
@@ -151,7 +158,7 @@ def pytest_configure_node(node: Any) -> None:  # noqa: ANN401  # xdist's node co
 
 def _is_ours(item: pytest.Item) -> bool:
     fixtures = _OUR_FIXTURES.intersection(getattr(item, "fixturenames", ()))
-    return bool(fixtures) or item.get_closest_marker("specdec") is not None
+    return bool(fixtures) or any(item.get_closest_marker(name) is not None for name in ("specdec", "dead_end"))
 
 
 def _session_of(config: pytest.Config) -> SpecdecSession:
@@ -282,6 +289,15 @@ def all_reduce(request: pytest.FixtureRequest) -> AllReduceBenchmark:
     return _session_of(request.config).all_reduce(request.node)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Try a dead end in the place of the test's body."""
+    planned = pyfuncitem.stash.get(_PLANNED, None)
+    if planned is None or planned.dead_end is None:
+        return None
+    return _session_of(pyfuncitem.config).stands_for_body(planned, pyfuncitem) or None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -294,10 +310,18 @@ def pytest_runtest_makereport(
             status, message = _session_of(item.config).status_of(call.excinfo.value)
         # A rerun begins without one; after the call it stays, because JUnit reads the properties of the teardown.
         if call.when == "setup" or status is not None:
-            item.user_properties[:] = [entry for entry in item.user_properties if entry[0] != "specdec_status"]
+            begun = ("specdec_dead_end", "specdec_dead_end_at") if call.when == "setup" else ()
+            stale = {"specdec_status", *begun}
+            item.user_properties[:] = [entry for entry in item.user_properties if entry[0] not in stale]
         if status is not None:
             item.user_properties.append(("specdec_status", status))
     report = yield
+    if call.when == "setup" and report.skipped and _PLANNED in item.stash:
+        from pytest_specdec.session import DeadEndReached  # noqa: PLC0415  # loaded on first use
+
+        if call.excinfo is not None and call.excinfo.errisinstance(DeadEndReached):
+            # The outcome is told in the place of the body.
+            report.outcome, report.longrepr = "passed", None
     if message is not None and report.failed:
         report.longrepr = message
     if report.failed and _PLANNED in item.stash:
@@ -306,10 +330,15 @@ def pytest_runtest_makereport(
 
 
 def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> Any:  # noqa: ANN401  # pytest's own type is private
-    """Show the status word in the place of FAILED."""
-    if not isinstance(report, pytest.TestReport) or not report.failed or report.when == "teardown":
+    """Show the status word in the place of FAILED, and of PASSED for a dead end that holds."""
+    if not isinstance(report, pytest.TestReport):
         return None
-    status = dict(report.user_properties).get("specdec_status")
+    said = dict(report.user_properties)
+    if report.passed and report.when == "call" and said.get("specdec_dead_end") == "holds":
+        return "passed", "d", ("DEAD-END", {"green": True})
+    if not report.failed or report.when == "teardown":
+        return None
+    status = said.get("specdec_status")
     if status not in _LETTERS:
         return None
     return "failed", _LETTERS[str(status)], (str(status).upper(), {"red": True})
@@ -398,7 +427,7 @@ class _Outcomes:
                 return
             self._documents.append(document)
             self._updates.append(updates)
-        if any(document["measurements"] or document["failures"] for document in self._documents):
+        if any(document[name] for document in self._documents for name in ("measurements", "failures", "dead_ends")):
             self._write()
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not self._collects_only:
             code = self._tally.exit_code(asked_to_measure=self._asked_to_measure)

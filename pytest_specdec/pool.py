@@ -217,6 +217,10 @@ class ServerPool:
             return served
         return self._launch(spec, taken)
 
+    def running(self, spec: ServerSpec) -> Served | None:
+        """Return this spec's server if it is up now."""
+        return self._running[1] if self._running is not None and self._running[0] == spec.content_hash else None
+
     def finished(self, spec: ServerSpec) -> None:
         """Stop this spec's server if it runs: no later test wants it.
 

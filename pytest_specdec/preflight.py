@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from pytest_specdec import containers, flag_probe, jsonfile
 from pytest_specdec.clock import Clock
@@ -55,6 +55,9 @@ Rule = Literal[
     "draft-path",
     "gpus",
 ]
+
+
+RULES: Final[tuple[str, ...]] = get_args(Rule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,6 +98,24 @@ def table_lines(document: Document) -> list[str]:
     return lines
 
 
+def dead_end_lines(document: Document) -> list[str]:
+    """Return what became of each dead end: a line that says it, and one with the reason."""
+    lines = []
+    for entry in document.get("dead_ends", ()):
+        lines.append(f"dead end {entry['server']}: {entry['outcome']}: {entry['detail']} ({_when(entry)})")
+        lines.append(f"  {_why(entry)}")
+    return lines
+
+
+def _when(entry: Mapping[str, Any]) -> str:
+    version = entry["sglang_version"]
+    return f"{entry['at'][:10]}, SGLang {'of unknown version' if version is None else version}, {entry['node']}"
+
+
+def _why(entry: Mapping[str, Any]) -> str:
+    return f"expected {entry['expected']}: {entry['reason']}" + (f" ({entry['link']})" if entry["link"] else "")
+
+
 def markdown(document: Document) -> str:
     """Return the table for a GitHub step summary."""
     entries: Sequence[Mapping[str, Any]] = document["measurements"]
@@ -109,6 +127,10 @@ def markdown(document: Document) -> str:
         "|" + "---|" * len(header),
         *("| " + " | ".join(_row(entry)) + " |" for entry in entries),
         *(f"\n**{failure['server']}** did not serve: {failure['reason']}" for failure in document["failures"]),
+        *(
+            f"\n**{e['server']}**, dead end, {e['outcome']}: {e['detail']}; {_why(e)}"
+            for e in document.get("dead_ends", ())
+        ),
         "",
     ]
     return "\n".join(lines)

@@ -275,6 +275,14 @@ class Serving:
         """Note for the report a server that did not start, or died after it had."""
         self._failed_to_start(spec, index, error)
 
+    def sglang_version(self, spec: ServerSpec) -> str | None:
+        """Return the version of SGLang that a spec will run on, told before a launch; None where that is not known.
+
+        Raises as :meth:`preflight` and :meth:`python` do.
+        """
+        found = None if self._settings.url is not None else self.python(spec)
+        return self.preflight(spec).sglang_version if found is None else found.sglang_version
+
     def _preflight(
         self,
         spec: ServerSpec,

@@ -27,6 +27,7 @@ from pytest_specdec import (
     sweeping,
 )
 from pytest_specdec.comm_session import AllReduceBenchmark
+from pytest_specdec.dead_ends import DeadEnds, Found
 from pytest_specdec.errors import DisagreementError, InfrastructureError, SpecdecError, UserInputError
 from pytest_specdec.model import Verdict
 from pytest_specdec.plan import PlannedTest
@@ -44,6 +45,7 @@ _FAILING: Final = frozenset({Verdict.REGRESSION, Verdict.INVALID, Verdict.NO_BAS
 
 # pytest's own class: with it a failure shows its message and no traceback, in every reporter.
 _Failed: type[BaseException] = pytest.fail.Exception
+_Skipped: type[BaseException] = pytest.skip.Exception
 
 
 class VerdictFailure(_Failed):  # type: ignore[misc, valid-type]  # named by an attribute, which mypy can't follow
@@ -56,6 +58,10 @@ class VerdictFailure(_Failed):  # type: ignore[misc, valid-type]  # named by an 
 
 def _fail(message: str, status: str) -> None:
     raise VerdictFailure(message, status)
+
+
+class DeadEndReached(_Skipped):  # type: ignore[misc, valid-type]  # as above
+    """A fixture asked for the server of a dead end, which has its outcome: the rest of the set-up is left out."""
 
 
 class SglangServer:
@@ -157,6 +163,7 @@ class SpecdecSession:
         )
         self._say = terminal.say
         self.serving = Serving(settings, self.recorder, worker=number, notify=terminal.say, show=terminal.show)
+        self.dead_ends = DeadEnds(self.serving, on_cuda=settings.device == "cuda", notify=terminal.say)
         self.judging = judging.Judging(settings, self.serving, command=_command(config))
         self.refused = False
         self._plan = plan.Plan(specs=())
@@ -177,12 +184,14 @@ class SpecdecSession:
                     'for example specdec(workload="chat")'
                 )
         callspec = getattr(item, "callspec", None)
+        dead_end = item.get_closest_marker("dead_end")
         declaration = declare.Declaration(
             nodeid=item.nodeid,
             path=item.path,
             markers=tuple(self._adapted(marker.kwargs) for marker in markers),
             params={} if callspec is None else self._adapted(callspec.params),
             fixtures=frozenset(getattr(item, "fixturenames", ())),
+            dead_end=None if dead_end is None else (dead_end.args, dead_end.kwargs),
         )
         try:
             if self.settings.baseline_files is not None:
@@ -243,6 +252,7 @@ class SpecdecSession:
             keep=keep,
             keeps_late=not hasattr(self._config, "workerinput"),
         )
+        self.dead_ends.plan(tests)
         for test in tests:
             self._left.setdefault(test.spec.content_hash, set()).add(test.nodeid)
 
@@ -265,7 +275,9 @@ class SpecdecSession:
                 good = False
             else:
                 lines += preflight.check_lines([checked])
-                good = good and not checked.problems
+                expected = self.dead_ends.expects(planned.spec, checked)
+                lines += ["  as its dead end expects"] if expected else []
+                good = good and (expected or not checked.problems)
         return lines or ["no test asks for a server that this run can take"], good and bool(lines)
 
     def baseline_lines(self) -> list[str]:
@@ -298,11 +310,43 @@ class SpecdecSession:
 
     def server(self, test: PlannedTest) -> SglangServer:
         """Return a lazy handle on the test's server."""
-        return SglangServer(test.spec, lambda: _or_skip(self.pool.server, test.spec))
+
+        def serving() -> Any:  # noqa: ANN401  # a server of the pool's
+            self._leave_at_dead_end(test)
+            return _or_skip(self.pool.server, test.spec)
+
+        return SglangServer(test.spec, serving)
 
     def benchmark(self, test: PlannedTest, item: pytest.Item) -> Benchmark:
         """Return the callable behind ``specdec_benchmark``."""
         return Benchmark(self, test, item)
+
+    def _leave_at_dead_end(self, test: PlannedTest) -> None:
+        found = self._dead_end(test)
+        if found is not None:
+            raise DeadEndReached(found.detail)
+
+    def _dead_end(self, test: PlannedTest) -> Found | None:
+        return _or_skip(partial(self.dead_ends.found, pool=self.pool), test)
+
+    def stands_for_body(self, test: PlannedTest, item: pytest.Item) -> bool:
+        """Try the test's dead end in the place of its body; False where it has none, or is an ordinary test here.
+
+        Raises :class:`VerdictFailure` for one that fails differently or works.
+        """
+        __tracebackhide__ = True
+        found = self._dead_end(test)
+        if found is None:
+            return False
+        if found.outcome != "invalid":
+            at = found.at.isoformat(timespec="seconds")
+            item.user_properties.extend([("specdec_dead_end", found.outcome), ("specdec_dead_end_at", at)])
+        # Nothing of a dead end becomes a baseline.
+        self.test_failed(test)
+        self.write()
+        if found.status is not None:
+            raise VerdictFailure(found.message, found.status)
+        return True
 
     @staticmethod
     def check_declared(item: pytest.Item, given: Mapping[str, object]) -> None:
@@ -335,6 +379,7 @@ class SpecdecSession:
 
     def result(self, test: PlannedTest) -> BenchmarkResult:
         """Return the judged result of the test's measurement, measuring first when it is the first to ask."""
+        self._leave_at_dead_end(test)
         measurement, control = test.measurement, test.control_measurement
         assert measurement is not None
         launches = _or_skip(self.pool.measured, measurement)
@@ -380,7 +425,7 @@ class SpecdecSession:
         return None, None
 
     def test_failed(self, test: PlannedTest) -> None:
-        """Remember that a test on this measurement failed: nothing of it becomes a baseline."""
+        """Remember that a test on this measurement failed, or is a dead end: nothing of it becomes a baseline."""
         if test.measurement is not None:
             self._failed_keys.add(test.measurement.key)
 
@@ -412,7 +457,7 @@ class SpecdecSession:
             self.serving.failed("the last server", str(error))
             self._say(str(error))
         finally:
-            if self._shown:
+            if self._shown or self.dead_ends.entries():
                 # The report says so as well.
                 with suppress(InfrastructureError):
                     self.write()
@@ -430,7 +475,8 @@ class SpecdecSession:
             **self.serving.header(),
             "command": _command(self._config),
             "launch_count": 0 if self._pool is None else self._pool.launch_count,
-            "failures": self.serving.failures,
+            "failures": self.dead_ends.unexpected(self.serving.failures),
+            "dead_ends": self.dead_ends.entries(),
             "sweeps": self._sweeps(),
             "measurements": [self._shown[key] for key in sorted(self._shown)],
         }
@@ -467,9 +513,10 @@ class SpecdecSession:
 def merged(documents: Sequence[Mapping[str, Any]], baseline_changes: Sequence[str] = ()) -> dict[str, Any]:
     """One results document from those of several processes (xdist workers)."""
     first = {**documents[0], "baseline_changes": list(baseline_changes)}
-    for name in ("failures", "measurements", "sweeps"):
+    for name in ("failures", "dead_ends", "measurements", "sweeps"):
         first[name] = [entry for document in documents for entry in document[name]]
     first["measurements"].sort(key=lambda entry: str(entry["key"]))
+    first["dead_ends"].sort(key=lambda entry: str(entry["nodeid"]))
     first["launch_count"] = sum(document["launch_count"] for document in documents)
     return first
 
@@ -513,6 +560,7 @@ def summary_lines(document: Mapping[str, Any], report_path: str | None) -> list[
     for sweep in document["sweeps"]:
         lines += ["", *sweep_report.lines(sweep)]
     lines += _notes(document["measurements"])
+    lines += report.dead_end_lines(document)
     lines += [f"{change}" for change in document["baseline_changes"]]
     if report_path is not None:
         lines.append(f"report: {report_path}")

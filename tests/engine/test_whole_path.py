@@ -109,6 +109,42 @@ def test_unchanged_code_passes_ten_times_out_of_ten_and_a_raised_floor_fails(kee
     assert report.exists()
 
 
+DEAD_ENDS = """
+import pytest
+from pytest_specdec import ServerSpec
+
+TOO_SMALL = ServerSpec.tiny("too-small", "--max-total-tokens 1")
+RENAMED = ServerSpec.tiny("renamed", "--speculative-nm-steps 3")
+
+
+@pytest.mark.dead_end("kv-pool-too-small", reason="no room for a request")
+@pytest.mark.specdec(workload="smoke", output_tokens=32)
+@pytest.mark.parametrize("sglang_server", [TOO_SMALL], indirect=True)
+def test_dies_while_it_loads(specdec_benchmark):
+    pytest.fail("the body ran")
+
+
+@pytest.mark.dead_end("unknown-flag", reason="a flag of another version")
+@pytest.mark.parametrize("sglang_server", [RENAMED], indirect=True)
+def test_is_refused_before(sglang_server):
+    pytest.fail("the body ran")
+"""
+
+
+def test_dead_ends_hold(tmp_path: Path, engine_python: str) -> None:
+    (tmp_path / "test_dead.py").write_text(DEAD_ENDS)
+
+    done = run(tmp_path, sys.executable, "-m", "pytest", "-v", "-p", "no:randomly", "--rootdir=.")
+
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count(" DEAD-END ") == 2
+    entries = json.loads((tmp_path / ".specdec" / "results.json").read_text())["dead_ends"]
+    assert [(entry["outcome"], entry["seen"]) for entry in entries] == [
+        ("holds", "kv-pool-too-small"),
+        ("holds", "unknown-flag"),
+    ]
+
+
 def test_a_slower_engine_is_blamed_on_the_engine(recorded: Path, tmp_path: Path) -> None:
     """SGLang's own plug-in hooks put a sleep before each step: the same tokens, later."""
 

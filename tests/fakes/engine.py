@@ -13,6 +13,7 @@ A spec's environment drives it:
 ``FAKE_DIE``           ``start``: exit 1 with a traceback; ``flag``: exit 2 as argparse does;
                        ``generate``: die on the first streamed request; ``hang``: never get ready;
                        ``stubborn``: ignore SIGTERM
+``FAKE_LOG``           a file: print it in the place of loading, then exit with ``FAKE_EXIT``, default 1
 ``FAKE_LOAD_S``        seconds between the weights and the ready line, default 0
 ``FAKE_READY``         a file that gets the time, in seconds since the epoch, at which the ready line was printed
 ``FAKE_SAY``           a line that its log gets with each streamed request
@@ -189,6 +190,9 @@ def serve() -> None:
         print("usage: sglang serve [-h] --model-path MODEL_PATH")
         print("sglang serve: error: unrecognized arguments: --no-such-flag", flush=True)
         sys.exit(2)
+    if "FAKE_LOG" in os.environ:
+        print(Path(os.environ["FAKE_LOG"]).read_text(encoding="utf-8"), flush=True)
+        sys.exit(int(os.environ.get("FAKE_EXIT", "1")))
     log("Load weight begin. avail mem=79.00 GB")
     if death == "start":
         print("Traceback (most recent call last):", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -274,3 +275,33 @@ def test_limits_for_goodput_that_can_not_be_are_refused(given: object) -> None:
         UserInputError, match=r'marker specdec\(goodput=...\): expected limits in milliseconds, .*"ttft_ms"'
     ):
         resolve(says({"workload": "smoke", "goodput": given}), settings())
+
+
+def dead_end(declaration: Declaration, **fields: Any) -> Declaration:
+    return dataclasses.replace(declaration, dead_end=((), {"reason": "r", **fields}))
+
+
+def test_a_dead_end_goes_with_the_planned_test() -> None:
+    planned = resolve(dead_end(says({"workload": "smoke"}), diagnosis="oom-weights"), settings())
+
+    assert isinstance(planned, PlannedTest)
+    assert planned.dead_end is not None
+    assert planned.dead_end.diagnosis == "oom-weights"
+
+
+def test_a_dead_end_needs_a_server_and_by_slowness_a_measurement() -> None:
+    with pytest.raises(UserInputError, match="no server spec"):
+        resolve(dead_end(says(spec=None, fixtures=()), diagnosis="oom-weights"), settings())
+    with pytest.raises(UserInputError, match=r"dead_end\(slower_than=\.\.\.\) needs a measurement"):
+        resolve(dead_end(says(fixtures=("sglang_server",)), slower_than=38.0), settings())
+
+
+def test_a_standin_is_not_the_dead_end_that_it_stands_for() -> None:
+    with_standin = ServerSpec.from_command("gpu", "python -m sglang.launch_server --model-path /m", cpu_standin=TINY)
+    declaration = dead_end(says(spec=with_standin, fixtures=("sglang_server",)), diagnosis="oom-weights")
+
+    skipped = resolve(declaration, settings())
+
+    assert isinstance(skipped, Skip)
+    assert skipped.reason.startswith("gpu@cpu-standin is no dead end, only what it stands for; needs a GPU host")
+    assert isinstance(resolve(declaration, settings(device="cuda", gpu_hosts=("",))), PlannedTest)

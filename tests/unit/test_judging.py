@@ -195,6 +195,7 @@ def test_another_launch_is_wanted_for_what_is_too_close_while_there_are_some(
     judging = session.plans(1, max_launches=most)
 
     assert judging.wants_more(planned(1), launches(*speeds)) is wanted
+    assert not judging.wants_more(dataclasses.replace(planned(1), judged=False), launches(*speeds)), "a dead end's"
 
 
 def test_what_a_test_waives_does_not_keep_a_close_answer_from_another_launch(session: Session) -> None:

@@ -192,3 +192,44 @@ def test_categories_have_a_line_each_where_there_are_several() -> None:
     page = html(document(several, one))
     assert page.count("<td>prose</td>") == 1
     assert '<td class="n">876.5</td>' in page
+
+
+DEAD_END: dict[str, Any] = {
+    "nodeid": "test_x.py::test_y[fi]",
+    "server": "fi",
+    "command": "python -m sglang.launch_server --model-path <m>",
+    "expected": "oom-weights",
+    "outcome": "holds",
+    "seen": "oom-weights",
+    "reason": "no kernels for <SM120>",
+    "link": "https://example.org/7",
+    "versions": "<0.6",
+    "sglang_version": None,
+    "node": "cpu-x-2c",
+    "at": "2026-01-02T03:04:05+00:00",
+    "log_path": "fi.log",
+    "metrics": {},
+    "detail": "oom-weights, in phase weights",
+}
+
+
+def test_dead_ends_are_told_in_the_terminal_and_the_summary() -> None:
+    told = {**document(), "dead_ends": [DEAD_END, {**DEAD_END, "link": None, "sglang_version": "0.5.23"}]}
+
+    assert report.dead_end_lines(told) == [
+        "dead end fi: holds: oom-weights, in phase weights (2026-01-02, SGLang of unknown version, cpu-x-2c)",
+        "  expected oom-weights: no kernels for <SM120> (https://example.org/7)",
+        "dead end fi: holds: oom-weights, in phase weights (2026-01-02, SGLang 0.5.23, cpu-x-2c)",
+        "  expected oom-weights: no kernels for <SM120>",
+    ]
+    assert "**fi**, dead end, holds: oom-weights, in phase weights; expected" in report.markdown(told)
+    assert report.dead_end_lines(document()) == [], "a document from before there were any"
+
+
+def test_the_page_has_a_section_on_dead_ends_where_there_are_some() -> None:
+    page = html({**document(), "dead_ends": [DEAD_END]})
+
+    assert "<h2>Dead ends</h2>" in page
+    assert "no kernels for &lt;SM120&gt;" in page
+    assert '<a href="https://example.org/7">' in page
+    assert "Dead ends" not in html(document())
