@@ -38,7 +38,7 @@ def listing(root: Path, *, unused: Sequence[Path] = ()) -> list[str]:
         recorded = baseline.provenance.recorded_at or baseline.provenance.source
         launches = max((len(metric.launches) for metric in baseline.metrics.values()), default=0)
         rows.append([str(path.relative_to(root)), recorded[:10], str(launches), _figures(baseline), mark])
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _figures(baseline: Baseline) -> str:
@@ -195,6 +195,7 @@ def unused(root: Path, keys: Mapping[str, object] | frozenset[str]) -> list[Path
     return [path for path in files(root) if path.stem not in keys]
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of equal length as lines, each column as wide as its widest cell."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from pytest_specdec.baseline import Baseline, Identity, MetricBaseline, Provenance, estimate, read_baseline
 from pytest_specdec.errors import BaselineFileError
@@ -66,8 +66,19 @@ class Change:
     new: float
     loosened: bool
 
+    #: The columns of :meth:`cells`.
+    HEAD: ClassVar = ("baseline", "metric", "old", "new", "", "change")
+
+    def cells(self) -> tuple[str, ...]:
+        """Return one row of the table at the end of a session."""
+        new = f"{self.new:.4g}"
+        if self.old is None:
+            return (self.path.name, self.metric, "-", new, self.unit, "new")
+        change = f"{self.new / self.old - 1:+.1%}" + ("  LOOSENED" if self.loosened else "")
+        return (self.path.name, self.metric, f"{self.old:.4g}", new, self.unit, change)
+
     def line(self) -> str:
-        """Return one line for the summary."""
+        """Return the same as one sentence."""
         if self.old is None:
             return f"{self.path.name}: {self.metric} {self.new:.4g} {self.unit} (new)"
         change = self.new / self.old - 1

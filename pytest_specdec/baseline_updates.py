@@ -8,6 +8,8 @@ from typing import Any
 
 from pytest_specdec import jsonfile
 from pytest_specdec.baseline import to_document
+from pytest_specdec.baseline_admin import aligned
+from pytest_specdec.baseline_store import Change
 from pytest_specdec.errors import InfrastructureError
 from pytest_specdec.judging import Update
 
@@ -18,20 +20,20 @@ def wanted(updates: Iterable[Update]) -> list[dict[str, Any]]:
         {
             "key": update.key,
             "files": {str(path): to_document(baseline) for path, baseline in update.files.items()},
-            "changes": [change.line() for change in update.changes],
+            "changes": [change.cells() for change in update.changes],
         }
         for update in updates
     ]
 
 
 def write(processes: Sequence[Mapping[str, Any]], *, root: Path, report_dir: Path) -> list[str]:
-    """Write what the processes of a session want, each measurement once; returns a line for each changed metric.
+    """Write what the processes of a session want, each measurement once; returns a table: old, new and change.
 
     Nothing is written of a measurement of which a test failed, in whichever process. A copy lies in the report, for
     a run elsewhere. Raises :class:`InfrastructureError` where a file can't be written.
     """
     done = {key for process in processes for key in process["failed"]}
-    lines = []
+    rows: list[Sequence[str]] = []
     for update in (update for process in processes for update in process["wanted"]):
         if update["key"] in done:
             continue
@@ -45,5 +47,5 @@ def write(processes: Sequence[Mapping[str, Any]], *, root: Path, report_dir: Pat
                         f"{path}: the new baseline can't be written: {error.strerror or error}; what was measured is "
                         f"in {report_dir}"
                     ) from None
-        lines += update["changes"]
-    return lines
+        rows += update["changes"]
+    return aligned([Change.HEAD, *rows]) if rows else []

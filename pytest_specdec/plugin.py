@@ -18,9 +18,10 @@ from pytest_specdec.errors import InfrastructureError, SpecdecError
 
 if TYPE_CHECKING:
     from pytest_specdec.comm_session import AllReduceBenchmark
+    from pytest_specdec.handles import GpuHost, SglangServer
     from pytest_specdec.owned import OwnedDirectory  # noqa: F401  # named in a stash key
     from pytest_specdec.plan import PlannedTest
-    from pytest_specdec.session import Benchmark, GpuHost, SglangServer, SpecdecSession
+    from pytest_specdec.session import Benchmark, SpecdecSession
 
 _SESSION: Final = pytest.StashKey["SpecdecSession"]()
 _PLANNED: Final = pytest.StashKey["PlannedTest"]()
@@ -436,22 +437,22 @@ class _Outcomes:
 
     def _write(self) -> None:
         """Write baselines first, then the results with what became of them."""
-        from pytest_specdec import session as sessions  # noqa: PLC0415  # loaded on first use
+        from pytest_specdec import closing  # noqa: PLC0415  # loaded on first use
 
         settings = options.load_settings(self._config)
         try:
-            self._changes = sessions.write_baselines(settings, self._updates)
+            self._changes = closing.write_baselines(settings, self._updates)
         except InfrastructureError as error:
             self._changes = [str(error)]
             self._tally.failed.add("infrastructure")
-        document = sessions.merged(self._documents, self._changes)
+        document = closing.merged(self._documents, self._changes)
         try:
-            self._changes += sessions.add_to_study(settings, document)
+            self._changes += closing.add_to_study(settings, document)
         except SpecdecError as error:
             self._changes.append(str(error))
             self._tally.failed.add("infrastructure")
         try:
-            self._report_path = str(sessions.write_report(settings, document, os.environ))
+            self._report_path = str(closing.write_report(settings, document, os.environ))
         except InfrastructureError as error:
             self._report_path = f"not written: {error}"
 
@@ -470,9 +471,9 @@ class _Outcomes:
         """Print the table of measurements, what became of baselines, and where the report is."""
         if not self._documents:
             return
-        from pytest_specdec import session as sessions  # noqa: PLC0415  # loaded on first use
+        from pytest_specdec import closing  # noqa: PLC0415  # loaded on first use
 
-        lines = sessions.summary_lines(sessions.merged(self._documents, self._changes), self._report_path)
+        lines = closing.summary_lines(closing.merged(self._documents, self._changes), self._report_path)
         if not lines:
             return
         terminalreporter.section("speculative decoding")

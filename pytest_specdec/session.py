@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -17,18 +16,15 @@ from pytest_specdec import (
     baseline_updates,
     declare,
     judging,
-    page,
     plan,
     preflight,
-    report,
     results,
-    study,
-    sweep_report,
     sweeping,
 )
 from pytest_specdec.comm_session import AllReduceBenchmark
 from pytest_specdec.dead_ends import DeadEnds, Found
 from pytest_specdec.errors import DisagreementError, InfrastructureError, SpecdecError, UserInputError
+from pytest_specdec.handles import GpuHost, SglangServer
 from pytest_specdec.model import Verdict
 from pytest_specdec.plan import PlannedTest
 from pytest_specdec.pool import ServerPool
@@ -62,46 +58,6 @@ def _fail(message: str, status: str) -> None:
 
 class DeadEndReached(_Skipped):  # type: ignore[misc, valid-type]  # as above
     """A fixture asked for the server of a dead end, which has its outcome: the rest of the set-up is left out."""
-
-
-class SglangServer:
-    """A borrowed SGLang server. Reading ``url``, ``info`` or ``log_path`` starts it if it isn't up."""
-
-    def __init__(self, spec: ServerSpec, serving: Callable[[], Any]) -> None:
-        self.spec = spec
-        self._serving = serving
-
-    def __repr__(self) -> str:
-        return f"SglangServer({self.spec.name!r})"
-
-    @property
-    def url(self) -> str:
-        """Where it answers: ``http://127.0.0.1:<port>``."""
-        url: str = self._serving().url
-        return url
-
-    @property
-    def info(self) -> Any:  # noqa: ANN401  # client.ServerInfo, which lower layers own
-        """Its ``/server_info``, read when it became ready; secrets are removed."""
-        return self._serving().info
-
-    @property
-    def log_path(self) -> Path:
-        """Where its log is kept."""
-        return Path(self._serving().log_path)
-
-    def generate(self, text: str, *, output_tokens: int = 16) -> Any:  # noqa: ANN401  # client.Generated
-        """Send one greedy request of exactly ``output_tokens`` tokens and return its text and token ids."""
-        return self._serving().client.generate_once(text, max_new_tokens=output_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class GpuHost:
-    """The GPU host: its name, its node's name, and a way to run a command on it."""
-
-    name: str
-    node: str
-    run: Callable[..., Any]
 
 
 class Benchmark:
@@ -508,72 +464,6 @@ class SpecdecSession:
     def _uncaptured(self) -> AbstractContextManager[None]:
         capture = self._config.pluginmanager.get_plugin("capturemanager")
         return nullcontext() if capture is None else capture.global_and_fixture_disabled()
-
-
-def merged(documents: Sequence[Mapping[str, Any]], baseline_changes: Sequence[str] = ()) -> dict[str, Any]:
-    """One results document from those of several processes (xdist workers)."""
-    first = {**documents[0], "baseline_changes": list(baseline_changes)}
-    for name in ("failures", "dead_ends", "measurements", "sweeps"):
-        first[name] = [entry for document in documents for entry in document[name]]
-    first["measurements"].sort(key=lambda entry: str(entry["key"]))
-    first["dead_ends"].sort(key=lambda entry: str(entry["nodeid"]))
-    first["launch_count"] = sum(document["launch_count"] for document in documents)
-    return first
-
-
-def write_baselines(settings: Settings, updates: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Write what the session's processes want to record; returns a line for each metric that changed.
-
-    Raises :class:`InfrastructureError` where that can't be done.
-    """
-    return baseline_updates.write(updates, root=settings.baselines_dir, report_dir=settings.report_dir)
-
-
-def add_to_study(settings: Settings, document: Mapping[str, Any]) -> list[str]:
-    """Take a run into the ledger beside the baselines, when that is asked for; returns what became of it.
-
-    Raises :class:`SpecdecError` for a ledger that can't be read or written.
-    """
-    return study.add(settings.baselines_dir, study.entries_of(document)) if settings.study else []
-
-
-def write_report(settings: Settings, document: Mapping[str, Any], environ: Mapping[str, str]) -> Path:
-    """Write ``results.json`` and ``report.html``, and the step summary on GitHub; returns the report's path.
-
-    Raises :class:`InfrastructureError` where that can't be done.
-    """
-    recorder = Recorder(settings.report_dir)
-    recorder.write(document)
-    path = settings.report_dir / "report.html"
-    with results.kept_in(settings.report_dir):
-        path.write_text(page.html(document), encoding="utf-8")
-    step_summary = environ.get("GITHUB_STEP_SUMMARY")
-    if step_summary:
-        with Path(step_summary).open("a", encoding="utf-8") as file:
-            file.write(report.markdown(document))
-    return path
-
-
-def summary_lines(document: Mapping[str, Any], report_path: str | None) -> list[str]:
-    """Return what the terminal shows at the end of a session."""
-    lines = report.table_lines(document)
-    for sweep in document["sweeps"]:
-        lines += ["", *sweep_report.lines(sweep)]
-    lines += _notes(document["measurements"])
-    lines += report.dead_end_lines(document)
-    lines += [f"{change}" for change in document["baseline_changes"]]
-    if report_path is not None:
-        lines.append(f"report: {report_path}")
-    return lines
-
-
-def _notes(measurements: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each note once, with the measurements that it is about where it isn't about all."""
-    about: dict[str, list[str]] = {}
-    for entry in measurements:
-        for note in entry["notes"]:
-            about.setdefault(note, []).append(str(entry["key"]))
-    return [note if len(keys) == len(measurements) else f"{', '.join(keys)}: {note}" for note, keys in about.items()]
 
 
 def _command(config: pytest.Config) -> str:

@@ -128,6 +128,8 @@ LAYERS: dict[int, set[str]] = {
         "results",
         "serving",
         "terminal",
+        "closing",
+        "handles",
         "judging",
         "sweeping",
         "baseline_updates",
