@@ -119,7 +119,7 @@ class Judging:
         if len(launches) >= self._settings.most_launches(recording=recording):
             return False
         try:
-            result = self.judge(planned.measurement, launches, waived=planned.waived)
+            result = self.judge(planned.measurement, launches, waived=planned.waived, recorded=False)
         except SpecdecError:
             return False  # the test that asks for this measurement tells why
         return result.comparison.more > 0
@@ -130,7 +130,7 @@ class Judging:
         # On a GPU node its name is asked of the driver; collecting alone must not do that, so it plans for the most.
         if self._settings.device == "cuda" and self._settings.node is None:
             return True
-        return not self.store.lookup(measurement.key).files
+        return not _of_node(self.store.lookup(measurement.key))
 
     def judge_beside(
         self,
@@ -179,7 +179,7 @@ class Judging:
     ) -> BenchmarkResult:
         """Judge one measurement; with an update asked for, a good one passes and is kept for writing.
 
-        Launches of a block are judged and, with ``recorded`` False, never written.
+        With ``recorded`` False nothing of it is written: launches of a block, and looks before the last.
         """
         values = results.rounds_by_launch(launches, measurement)
         lookup = self.store.lookup(measurement.key)
@@ -269,7 +269,7 @@ class Judging:
                 "not recorded: an inconclusive run becomes no baseline; measure on more launches "
                 "(--specdec-launches=N), or delete the old file first",
             )
-        if self._settings.update == "new" and any(path.parent.name != ANY for path in lookup.files):
+        if self._settings.update == "new" and _of_node(lookup):
             return comparison
         provenance = Provenance(
             source="program",
@@ -324,6 +324,11 @@ class Judging:
         if self._settings.node is not None:
             words.append(f"--specdec-node={self._settings.node}")
         return shlex.join([*words, nodeid])
+
+
+def _of_node(lookup: Lookup) -> bool:
+    """Whether there is a baseline of this very node: what holds on every node is no reason not to record one."""
+    return any(path.parent.name != ANY for path in lookup.files)
 
 
 def _adoption(launch: LaunchRecord) -> str:

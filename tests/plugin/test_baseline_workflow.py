@@ -223,3 +223,14 @@ def test_a_node_behind_an_alias_gets_a_file_of_its_own_with_the_floor(recorded: 
 
     assert shared.read_bytes() == before
     assert json.loads(recorded.baseline(KEY).read_text())["metrics"]["accept_length"]["floor"] == 1.5
+
+
+def test_update_new_records_a_node_that_only_has_what_holds_on_every_node(recorded: Suite) -> None:
+    (recorded.root / "baselines" / "cpu-test").rename(recorded.root / "baselines" / "any")
+    recorded.counter.unlink()
+
+    result = recorded.run("--update-baselines=new", "--specdec-launches=2", "--specdec-max-launches=3")
+
+    assert (result.ret, recorded.launches) == (0, 2)
+    stored = json.loads((recorded.root / "baselines" / "any" / f"{KEY}.json").read_text())
+    assert len(stored["metrics"]["accept_length"]["launches"]) == 2
