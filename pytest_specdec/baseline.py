@@ -100,15 +100,6 @@ class MetricBaseline:
         """Geometric mean over launches of each launch's geometric mean; None without samples."""
         return estimate(self.launches)
 
-    def allowed(self) -> tuple[float | None, float | None]:
-        """The lowest and the highest value that pass, each None where there is no bound."""
-        mean = self.mean
-        if mean is None:
-            return None, None
-        if self.direction == "higher":
-            return mean * (1 - self.tolerance), None
-        return None, mean * (1 + self.tolerance)
-
 
 def estimate(launches: RoundsByLaunch) -> float | None:
     """Return the value that is judged: the geometric mean over launches of each launch's geometric mean.

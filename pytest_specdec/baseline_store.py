@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, TypeAlias
 
-from pytest_specdec.baseline import Baseline, Identity, MetricBaseline, Provenance, estimate, read_baseline
+from pytest_specdec.baseline import Baseline, Identity, MetricBaseline, Provenance, estimate, gate_of, read_baseline
 from pytest_specdec.errors import BaselineFileError
 from pytest_specdec.metrics import METRICS
-from pytest_specdec.model import Direction, RoundsByLaunch
+from pytest_specdec.model import RoundsByLaunch
 from pytest_specdec.stats import geometric_mean
 
 ANY: Final = "any"
@@ -57,7 +58,7 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What an update does to one metric of one file; ``loosened`` when the new value is outside the old limit."""
+    """What an update does to one metric of one file; ``loosened`` when the new value is beyond the old limit."""
 
     path: Path
     metric: str
@@ -200,7 +201,7 @@ def updated(
                 unit=METRICS[name].unit,
                 old=None if old is None else old.mean,
                 new=new,
-                loosened=old is not None and old.gate and outside(new, old.allowed(), old.direction),
+                loosened=old is not None and old.gate and loosens(name, old, new),
             )
         )
     files = {}
@@ -226,12 +227,11 @@ def _merged(old: _ByCategory, new: _ByCategory, *, measured: frozenset[str]) -> 
     return {name: metrics for name, metrics in merged.items() if metrics}
 
 
-def outside(value: float, allowed: tuple[float | None, float | None], direction: Direction) -> bool:
-    """Whether a value is worse than what is allowed."""
-    low, high = allowed
-    bound = low if direction == "higher" else high
-    if bound is None:
+def loosens(name: str, old: MetricBaseline, new: float) -> bool:
+    """Whether a value is worse by more than the metric's gate allows; without samples there is nothing to loosen."""
+    gate = gate_of(name, old)
+    if gate is None or gate.noise is None:
         return False
+    sign = 1 if old.direction == "higher" else -1
     # A value that was recorded and read back is rounded to six digits; that is no loss.
-    slack = abs(bound) * 5e-6
-    return value < bound - slack if direction == "higher" else value > bound + slack
+    return sign * (gate.noise.mean - math.log(new)) > gate.allowed_loss() + 5e-6

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_specdec.baseline import Baseline, Identity, MetricBaseline, Provenance, read_baseline, write_baseline
-from pytest_specdec.baseline_store import BaselineStore, Change, default_gate, outside, updated
+from pytest_specdec.baseline_store import BaselineStore, Change, default_gate, loosens, updated
 from pytest_specdec.errors import BaselineFileError
 from pytest_specdec.metrics import METRICS
 from pytest_specdec.model import RoundsByLaunch, Sampling
@@ -276,20 +276,26 @@ def test_a_metric_without_a_usable_value_is_not_written(tmp_path: Path, launches
 
 
 @pytest.mark.parametrize(
-    ("value", "allowed", "direction", "expected"),
+    ("name", "entry", "value", "expected"),
     [
-        (97.9, (98.0, None), "higher", True),
-        (98.0 * (1 - 5e-7), (98.0, None), "higher", False),
-        (1e9, (98.0, None), "higher", False),
-        (210.1, (None, 210.0), "lower", True),
-        (1.0, (None, 210.0), "lower", False),
-        (1.0, (None, None), "higher", False),
+        ("decode_tok_s", metric("decode_tok_s", (100.0,), tolerance=0.02), 97.9, True),
+        ("decode_tok_s", metric("decode_tok_s", (100.0,), tolerance=0.02), 98.0 * (1 - 5e-7), False),
+        ("decode_tok_s", metric("decode_tok_s", (100.0,), tolerance=0.02), 1e9, False),
+        ("ttft_ms", metric("ttft_ms", (200.0,), tolerance=0.05), 210.1, True),
+        ("ttft_ms", metric("ttft_ms", (200.0,), tolerance=0.05), 1.0, False),
+        ("decode_tok_s", metric("decode_tok_s", floor=89.5), 1.0, False),
+        ("accept_length", metric("accept_length", (3.0,), tolerance=0.01), 2.971, False),
+        ("accept_length", metric("accept_length", (3.0,), tolerance=0.01), 2.969, True),
+        # Half of the 0.01 beyond 1.0 may be lost, though 1 % of 1.01 is more than all of it.
+        ("accept_length", metric("accept_length", (1.01,), tolerance=0.01), 1.0051, False),
+        ("accept_length", metric("accept_length", (1.01,), tolerance=0.01), 1.0049, True),
+        ("accept_length", metric("accept_length", (1.0,), tolerance=0.01), 1.0, False),
     ],
 )
-def test_a_value_is_outside_only_on_the_bad_side_and_beyond_rounding(
-    value: float, allowed: tuple[float | None, float | None], direction: Any, expected: bool
+def test_a_loosening_is_worse_by_more_than_the_gate_allows_and_beyond_rounding(
+    name: str, entry: MetricBaseline, value: float, expected: bool
 ) -> None:
-    assert outside(value, allowed, direction) is expected
+    assert loosens(name, entry, value) is expected
 
 
 def test_the_first_contract_is_a_floor_without_samples_for_every_edition_of_the_card() -> None:
