@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -106,27 +107,37 @@ class Sweep:
 class SpecPlan:
     """All that a session wants of one spec; ``nodeids`` are the tests that use it, in running order.
 
-    ``blocks``: in how many pairs it is measured. A control that no test uses by itself has those only.
+    ``as_treatment`` and ``as_control``: in how many pairs it is which. A control that no test uses by itself has
+    blocks only.
     """
 
     spec: ServerSpec
     measurements: tuple[PlannedMeasurement, ...]
     nodeids: tuple[str, ...]
-    blocks: int = 0
+    as_treatment: int = 0
+    as_control: int = 0
+
+    @property
+    def _alone(self) -> int:
+        """Launches that its own tests need: as its most demanding measurement; one when they only borrow it."""
+        return max((planned.launches for planned in self.measurements), default=1 if self.nodeids else 0)
+
+    @property
+    def blocks_first(self) -> int:
+        """Blocks to run when it is first asked for: all as a treatment, as a control what its own tests need."""
+        needed = math.ceil(self._alone / LEGS)
+        return self.as_treatment + min(self.as_control, max(0, needed - self.as_treatment))
 
     @property
     def launches(self) -> int:
-        """Launches needed: those of its most demanding measurement; one when tests only borrow the server.
-
-        The launches of its blocks serve its other measurements as well.
-        """
-        alone = max((planned.launches for planned in self.measurements), default=1 if self.nodeids else 0)
-        return max(alone, LEGS * self.blocks)
+        """Launches needed. Those of its blocks serve its other measurements as well."""
+        return max(self._alone, LEGS * (self.as_treatment + self.as_control))
 
     @property
     def most_launches(self) -> int:
-        """Launches that there may be when answers are close."""
-        return max((self.launches, *(planned.most_launches for planned in self.measurements)))
+        """Launches that there may be when answers are close; a block that comes after such an answer adds its own."""
+        later = LEGS * (self.as_treatment + self.as_control - self.blocks_first)
+        return max((self.launches, *(planned.most_launches + later for planned in self.measurements)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,8 +288,7 @@ def build_plan(
     """Group tests, in running order, into what each spec has to serve.
 
     ``most_launches_for`` tells how many launches a close answer may take, ``sweep_launches`` how many a point of a
-    sweep. Measurements shared by several tests take
-    the most rounds that any of them asks for.
+    sweep. Measurements shared by several tests take the most rounds that any of them asks for.
     """
     tests = list(tests)
     check_names(tests)
@@ -290,16 +300,27 @@ def build_plan(
         if test.control is not None and test.measurement is not None:
             paired.setdefault((test.control.content_hash, test.spec.content_hash), []).append(test)
     pairs = tuple(_plan_pair(group) for group in paired.values())
-    blocks = collections.Counter(spec.content_hash for pair in pairs for spec in (pair.control, pair.treatment))
+    as_control = collections.Counter(pair.key[0] for pair in pairs)
+    as_treatment = collections.Counter(pair.key[1] for pair in pairs)
     swept = {test.measurement.key for test in tests if test.sweep is not None and test.measurement is not None}
 
     def most_of(measurement: Measurement) -> int:
         return max(most_for(measurement), sweep_launches if measurement.key in swept else 1)
 
-    specs = [_plan_spec(group, launches_for, most_of, blocks[group[0].spec.content_hash]) for group in order.values()]
+    specs = [
+        SpecPlan(
+            spec=group[0].spec,
+            measurements=_planned(group, launches_for, most_of),
+            nodeids=tuple(test.nodeid for test in group),
+            as_treatment=as_treatment[key],
+            as_control=as_control[key],
+        )
+        for key, group in order.items()
+    ]
     controls = {pair.control.content_hash: pair.control for pair in pairs if pair.control.content_hash not in order}
     specs += [
-        SpecPlan(spec=control, measurements=(), nodeids=(), blocks=blocks[key]) for key, control in controls.items()
+        SpecPlan(spec=control, measurements=(), nodeids=(), as_control=as_control[key])
+        for key, control in controls.items()
     ]
     return Plan(specs=tuple(specs), pairs=pairs, sweeps=_sweeps(tests, specs))
 
@@ -327,20 +348,6 @@ def _plan_pair(group: list[PlannedTest]) -> Pair:
             dataclasses.replace(planned, measurement=dataclasses.replace(planned.measurement, spec=control))
             for planned in of_treatment
         ),
-    )
-
-
-def _plan_spec(
-    group: list[PlannedTest],
-    launches_for: Callable[[Measurement], int],
-    most_for: Callable[[Measurement], int],
-    blocks: int,
-) -> SpecPlan:
-    return SpecPlan(
-        spec=group[0].spec,
-        measurements=_planned(group, launches_for, most_for),
-        nodeids=tuple(test.nodeid for test in group),
-        blocks=blocks,
     )
 
 

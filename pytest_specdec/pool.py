@@ -139,18 +139,24 @@ class ServerPool:
         return self._blocks[pair.key]
 
     def _run(self, pair: Pair, block: _Block) -> None:
-        """Launch control, treatment, treatment, control; the first that fails ends the block for all of its tests."""
+        """Launch control, treatment, treatment, control, as long as there is something that all four can give.
+
+        A launch that fails ends the block for all of its tests. A measurement that one spec can't give is of no use
+        on the other.
+        """
         order = ((pair.control, pair.of_control), (pair.treatment, pair.of_treatment))
+        both = [(a.measurement.key, b.measurement.key) for a, b in zip(pair.of_control, pair.of_treatment, strict=True)]
         refused = self._refused(pair.control) or self._refused(pair.treatment)
         if refused is not None:
-            for one in (*pair.of_control, *pair.of_treatment):
-                block.errors[one.measurement.key] = refused
+            block.errors = {key: refused for keys in both for key in keys}
             return
         for spec, wanted in (order[0], order[1], order[1], order[0]):
             failed = self._leg(spec, wanted, block)
-            if failed is not None:
-                for one in (*pair.of_control, *pair.of_treatment):
-                    block.errors.setdefault(one.measurement.key, failed)
+            for keys in both:
+                error = next((block.errors[key] for key in keys if key in block.errors), failed)
+                if error is not None:
+                    block.errors |= dict.fromkeys(keys, error)
+            if all(key in block.errors for keys in both for key in keys):
                 break
         if not self._plan.of(pair.control).nodeids:
             self._release(pair.control)
@@ -162,35 +168,35 @@ class ServerPool:
             try:
                 self._check(spec)
             except InfrastructureError as error:
-                if taken.complete:
-                    return error
+                taken.errors |= {one.measurement.key: error for one in self._lacking(spec, taken)}
                 taken.failure = error
-                if self._plan.of(spec).nodeids:
-                    self._fail(self._plan.of(spec).measurements, taken, error)
         return taken.failure
 
     def _leg(self, spec: ServerSpec, wanted: Sequence[PlannedMeasurement], block: _Block) -> SpecdecError | None:
         """Launch once for a block, which serves the spec's other measurements as well; returns why it didn't serve.
 
-        A measurement that could not be taken is left out of the legs that follow.
+        A measurement that could not be taken is left out of the legs that follow. One that has the launches which its
+        own tests asked for keeps them, whatever becomes of this one.
         """
         taken = self._taken.setdefault(spec.content_hash, _Taken())
         if taken.failure is not None:
             return taken.failure
         wanted = [one for one in wanted if one.measurement.key not in block.errors]
         keys = {one.measurement.key for one in wanted}
-        others = [p for p in self._lacking(spec, taken) if p.measurement.key not in keys]
+        lacking = {
+            one.measurement.key: one
+            for one in self._lacking(spec, taken)
+            if one.alone or one.measurement.key not in block.errors
+        }
         leg = _Taken(launches=taken.launches)
-        self._one_launch(spec, [*wanted, *others], leg)
-        taken.launches = leg.launches
+        self._one_launch(spec, [*wanted, *(one for key, one in lacking.items() if key not in keys)], leg)
+        taken.launches, taken.failure = leg.launches, leg.failure
         for key, done in leg.rounds.items():
             if key in keys:
                 block.legs.setdefault(key, []).extend(done)
             if not taken.complete:
                 taken.rounds.setdefault(key, []).extend(done)
-        if not taken.complete:
-            taken.failure = leg.failure
-            taken.errors = {**leg.errors, **taken.errors}
+        taken.errors |= {key: error for key, error in leg.errors.items() if key in lacking}
         block.errors |= {key: error for key, error in leg.errors.items() if key in keys}
         return leg.failure
 
@@ -215,7 +221,11 @@ class ServerPool:
             served = self._running[1]
             served.check_alive()
             return served
-        return self._launch(spec, taken)
+        try:
+            return self._launch(spec, taken)
+        except InfrastructureError as error:
+            taken.failure = error
+            raise
 
     def running(self, spec: ServerSpec) -> Served | None:
         """Return this spec's server if it is up now."""
@@ -254,7 +264,7 @@ class ServerPool:
         for sweep in self._plan.sweeps:
             if any(point.measurement.spec.content_hash == spec.content_hash for point in sweep.points):
                 self._take_sweep(sweep)
-        if not taken.launches and not taken.errors:
+        if taken.failure is None and not taken.launches and not taken.errors:
             self._one_launch(spec, self._lacking(spec, taken), taken)
         while lacking := self._lacking(spec, taken):
             self._one_launch(spec, lacking, taken)
@@ -264,14 +274,19 @@ class ServerPool:
         return taken
 
     def _take_blocks(self, spec: ServerSpec) -> None:
-        """Run the blocks of a treatment; of a control the first one, whose launches serve its own measurements too."""
+        """Run the blocks of a treatment, and of a control as many as serve its own tests: others come when asked for.
+
+        What is measured beside controls only has failed when none of its blocks gave it.
+        """
+        planned, taken = self._plan.of(spec), self._taken[spec.content_hash]
         as_treatment = [pair for pair in self._plan.pairs if pair.key[1] == spec.content_hash]
         as_control = [pair for pair in self._plan.pairs if pair.key[0] == spec.content_hash]
-        for pair in as_treatment or as_control[:1]:
-            block = self._block(pair.treatment, pair.control)
-            only_beside = {p.measurement.key for p in self._plan.of(spec).measurements if not p.alone}
-            for key in only_beside & block.errors.keys():
-                self._taken[spec.content_hash].errors.setdefault(key, block.errors[key])
+        first = [*as_treatment, *as_control][: planned.blocks_first]
+        blocks = [self._block(pair.treatment, pair.control) for pair in first]
+        for key in (one.measurement.key for one in planned.measurements if not one.alone):
+            failed = [block.errors[key] for block in blocks if key in block.errors]
+            if failed and not any(key in block.legs and key not in block.errors for block in blocks):
+                taken.errors.setdefault(key, failed[0])
 
     def _take_sweep(self, sweep: Sweep) -> None:
         """Launch every point of a sweep in turn, then those that may still be the best again, pass after pass."""
@@ -281,6 +296,7 @@ class ServerPool:
         for point in sweep.points:
             spec = point.measurement.spec
             taken = self._taken.setdefault(spec.content_hash, _Taken())
+            self._take_blocks(spec)
             while lacking := self._lacking(spec, taken):
                 self._one_launch(spec, lacking, taken)
         while self._contending is not None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
 
-from pytest_specdec.errors import LaunchError, MeasurementError
+from pytest_specdec.errors import InfrastructureError, LaunchError, MeasurementError, SpecdecError
 from pytest_specdec.model import LaunchRecord, LaunchRounds, Measurement, Workload
-from pytest_specdec.plan import PlannedMeasurement, PlannedTest, build_plan
-from pytest_specdec.pool import Served, ServerPool
+from pytest_specdec.plan import Plan, PlannedMeasurement, PlannedTest, Sweep, build_plan
+from pytest_specdec.pool import Keep, Served, ServerPool
 from pytest_specdec.spec import ServerSpec
 from tests.fakes.samples import one_round, sample
 
@@ -68,22 +69,38 @@ class World:
     clear_after: dict[int, int] = field(default_factory=dict)
     #: Indexes of launches that fail.
     fail_launch: set[int] = field(default_factory=set)
+    #: Single launches ("b 1") and measurements ("b 1 c4") that fail, and measurements in which the server dies.
+    fails: set[str] = field(default_factory=set)
+    dies: set[str] = field(default_factory=set)
+    #: Names of specs that are refused without a launch.
+    refused: set[str] = field(default_factory=set)
+    #: Pass after pass, the names of the points of sweeps that may still be the best.
+    passes: list[set[str]] = field(default_factory=list)
+    passed: dict[str, int] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    checked: list[str] = field(default_factory=list)
+    deaths: list[str] = field(default_factory=list)
+
+    @property
+    def starts(self) -> list[str]:
+        """The launches in order: a spec's name and the index among its own."""
+        return [event.removeprefix("start ") for event in self.events if event.startswith("start ")]
 
     def start(self, spec: ServerSpec, index: int) -> FakeServed:
         self.events.append(f"start {spec.name} {index}")
-        if spec.name in self.fail_start or index in self.fail_launch:
+        if spec.name in self.fail_start or index in self.fail_launch or f"{spec.name} {index}" in self.fails:
             raise LaunchError(f"{spec.name} did not start")
         return FakeServed(self, spec, index)
 
     def measure(self, served: Served, planned: PlannedMeasurement) -> LaunchRounds:
         concurrency = planned.measurement.concurrency
         self.events.append(f"measure {served.record.spec_name} c{concurrency}")
-        if concurrency in self.die_measure:
+        this = f"{served.record.spec_name} {served.record.index} c{concurrency}"
+        if concurrency in self.die_measure or this in self.dies:
             assert isinstance(served, FakeServed)
             served.dead = True
             raise MeasurementError("connection dropped")
-        if concurrency in self.fail_measure:
+        if concurrency in self.fail_measure or this in self.fails:
             raise MeasurementError("no tokens")
         lost = one_round(sample(error="the connection ended"))
         if concurrency in self.die_late:
@@ -97,6 +114,22 @@ class World:
         self.asked.append(f"c{concurrency} after {len(launches)}")
         assert [one.launch.spec_name for one in launches] == len(launches) * [planned.measurement.spec.name]
         return len(launches) < self.clear_after.get(concurrency, 0)
+
+    def check(self, spec: ServerSpec) -> None:
+        self.checked.append(spec.name)
+        if spec.name in self.refused:
+            raise LaunchError(f"{spec.name} is refused")
+
+    def died(self, spec: ServerSpec, index: int, error: InfrastructureError) -> None:
+        self.deaths.append(f"{spec.name} {index}: {error}")
+
+    def contending(
+        self, sweep: Sweep, _taken: Mapping[str, tuple[LaunchRounds, ...] | SpecdecError]
+    ) -> list[PlannedMeasurement]:
+        done = self.passed.get(sweep.name, 0)
+        self.passed[sweep.name] = done + 1
+        named = self.passes[done] if done < len(self.passes) else set()
+        return [point for point in sweep.points if point.measurement.spec.name in named]
 
     def keep(self, served: Served) -> None:
         self.events.append(f"keep {served.record.spec_name}")
@@ -114,13 +147,18 @@ class World:
             )
             for i, (spec, c) in enumerate(wanted)
         ]
-        plan = build_plan(tests, lambda _: launches)
         keep = self.keep if keeps else None
+        return self.pool_of(build_plan(tests, lambda _: launches), keep=keep, keeps_late=keeps_late)
+
+    def pool_of(self, plan: Plan, *, keep: Keep | None = None, keeps_late: bool = True) -> ServerPool:
         return ServerPool(
             plan,
             start=self.start,
             measure=self.measure,
             wants_more=self.wants_more,
+            contending=self.contending,
+            check=self.check,
+            died=self.died,
             keep=keep,
             keeps_late=keeps_late,
         )
@@ -366,6 +404,30 @@ def test_nothing_is_asked_of_what_could_not_be_measured() -> None:
         with pytest.raises((LaunchError, MeasurementError)):
             world.pool((A, 1)).measured(want(A, 1))
         assert world.asked == []
+
+
+def test_a_server_for_free_use_that_does_not_start_again_is_not_tried_a_third_time() -> None:
+    world = World(fails={"a 1"})
+    pool = world.pool((A, 1), (B, 1))
+    pool.measured(want(A, 1))
+    pool.measured(want(B, 1))
+
+    for _ in range(2):
+        with pytest.raises(LaunchError, match="a did not start"):
+            pool.server(A)
+
+    assert world.starts == ["a 0", "b 0", "a 1"]
+
+
+def test_a_server_that_dies_while_it_is_measured_is_told_once() -> None:
+    world = World(dies={"a 1 c4"})
+    pool = world.pool((A, 1), (A, 4), (A, 8), launches=2)
+
+    for concurrency in (4, 8):
+        with pytest.raises(LaunchError, match="a died"):
+            pool.measured(want(A, concurrency))
+
+    assert world.deaths == ["a 1: a died"]
 
 
 def test_a_server_for_free_use_is_the_one_of_the_last_launch() -> None:
