@@ -102,6 +102,11 @@ class Sweep:
     name: str
     points: tuple[PlannedMeasurement, ...]
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The content hashes of its points' specs, in order."""
+        return tuple(point.measurement.spec.content_hash for point in self.points)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecPlan:
@@ -162,11 +167,19 @@ class Plan:
             return key
 
         linked: list[tuple[str, ...]] = [pair.key for pair in self.pairs]
-        linked += [tuple(point.measurement.spec.content_hash for point in sweep.points) for sweep in self.sweeps]
+        linked += [sweep.keys for sweep in self.sweeps]
         for first, *others in linked:
             for other in others:
                 chief[find(other)] = find(first)
         return {key: find(key) for key in chief}
+
+    def sweeps_with(self, spec: ServerSpec) -> tuple[Sweep, ...]:
+        """Return the sweeps that a spec is a point of, and those that share specs with them: they share launches."""
+        keys, found = {spec.content_hash}, dict[str, Sweep]()
+        while more := [one for one in self.sweeps if one.name not in found and not keys.isdisjoint(one.keys)]:
+            found |= {one.name: one for one in more}
+            keys.update(*(one.keys for one in more))
+        return tuple(found.values())
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:

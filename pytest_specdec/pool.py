@@ -261,9 +261,7 @@ class ServerPool:
         taken.begun = True
         planned = self._plan.of(spec)
         self._take_blocks(spec)
-        for sweep in self._plan.sweeps:
-            if any(point.measurement.spec.content_hash == spec.content_hash for point in sweep.points):
-                self._take_sweep(sweep)
+        self._take_sweeps(self._plan.sweeps_with(spec))
         if taken.failure is None and not taken.launches and not taken.errors:
             self._one_launch(spec, self._lacking(spec, taken), taken)
         while lacking := self._lacking(spec, taken):
@@ -288,28 +286,35 @@ class ServerPool:
             if failed and not any(key in block.legs and key not in block.errors for block in blocks):
                 taken.errors.setdefault(key, failed[0])
 
-    def _take_sweep(self, sweep: Sweep) -> None:
-        """Launch every point of a sweep in turn, then those that may still be the best again, pass after pass."""
-        if sweep.name in self._swept:
+    def _take_sweeps(self, sweeps: Sequence[Sweep]) -> None:
+        """Launch every point in turn, then those that may still be the best again, pass after pass.
+
+        The sweeps share specs, so they share launches.
+        """
+        if self._swept.issuperset(sweep.name for sweep in sweeps):
             return
-        self._swept.add(sweep.name)
-        for point in sweep.points:
-            spec = point.measurement.spec
+        self._swept.update(sweep.name for sweep in sweeps)
+        for spec in (point.measurement.spec for sweep in sweeps for point in sweep.points):
             taken = self._taken.setdefault(spec.content_hash, _Taken())
             self._take_blocks(spec)
             while lacking := self._lacking(spec, taken):
                 self._one_launch(spec, lacking, taken)
         while self._contending is not None:
-            wanted = [p for p in self._contending(sweep, self.points(sweep)) if self._open(p)]
-            if not wanted:
+            again: dict[ServerSpec, dict[str, PlannedMeasurement]] = {}
+            for point in (point for sweep in sweeps for point in self._contending(sweep, self.points(sweep))):
+                if self._open(point):
+                    again.setdefault(point.measurement.spec, {})[point.measurement.key] = point
+            if not again:
                 break
-            for point in wanted:
-                self._one_launch(point.measurement.spec, [point], self._taken[point.measurement.spec.content_hash])
+            for spec, points in again.items():
+                self._one_launch(spec, list(points.values()), self._taken[spec.content_hash])
 
     def _open(self, point: PlannedMeasurement) -> bool:
-        """Whether a point can have another launch: a test that is done has its result for good."""
-        taken = self._taken[point.measurement.spec.content_hash]
-        return not taken.complete and taken.failure is None and point.measurement.key not in taken.errors
+        """Whether a point can have another launch: it serves, and the plan is not spent."""
+        spec = point.measurement.spec
+        taken = self._taken[spec.content_hash]
+        serves = taken.failure is None and point.measurement.key not in taken.errors
+        return serves and taken.launches < self._plan.of(spec).most_launches
 
     def points(self, sweep: Sweep) -> dict[str, tuple[LaunchRounds, ...] | SpecdecError]:
         """Return what there is of each point, by its measurement's key; nothing is launched for it."""
