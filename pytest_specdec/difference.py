@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pytest_specdec.environment import environment_changes
-from pytest_specdec.flags import is_secret, masked_value
+from pytest_specdec.flags import is_secret, masked, masked_value
 from pytest_specdec.model import EnvironmentChange
 from pytest_specdec.spec import ServerSpec
 
@@ -59,7 +59,7 @@ def difference(
 
 
 def intended(control: ServerSpec, treatment: ServerSpec) -> tuple[str, ...]:
-    """Return a line for each flag, variable, model and Python that the specs themselves have otherwise; no secrets."""
+    """Return a line for each flag, variable and other part that the specs themselves have otherwise; no secrets."""
     before, after = _parts(control), _parts(treatment)
     return tuple(
         f"{key}: {before.get(key, '(not set)')} -> {after.get(key, '(not set)')}"
@@ -69,9 +69,16 @@ def intended(control: ServerSpec, treatment: ServerSpec) -> tuple[str, ...]:
 
 
 def _parts(spec: ServerSpec) -> dict[str, str]:
-    parts = {"--model-path": spec.model, "python": spec.python, "cwd": spec.cwd, "launcher": " ".join(spec.launcher)}
+    parts = {
+        "--model-path": spec.model,
+        "python": spec.python,
+        "cwd": spec.cwd,
+        "launcher": " ".join(map(masked, spec.launcher)),
+        "entry": " ".join(spec.entry),
+    }
     for option in spec.options:
-        value = _MASK if is_secret(option.name) else " ".join(option.values) or "on"
-        parts[f"--{option.name}"] = f"{parts[f'--{option.name}']} {value}" if f"--{option.name}" in parts else value
+        # What a flag sets: its older name and its negation are no things of their own.
+        bare = "off" if option.name.startswith("no-") else "on"
+        parts[f"--{option.slot}"] = _MASK if is_secret(option.name) else " ".join(option.values) or bare
     parts |= {name: masked_value(name, value) for name, value in spec.env.items()}
     return {key: value for key, value in parts.items() if value}
