@@ -72,10 +72,9 @@ class Beside:
 
     def lines(self) -> list[str]:
         """Say the ratios with their intervals, and what the two servers differ by."""
-        shown = [name for name in _SHOWN if name in self.ratios]
+        shown = "; ".join(_ratio_text(name, self.ratios[name]) for name in _SHOWN if name in self.ratios)
         mark = " (control moved)" if self.moved else ""
-        said = [f"beside {self.control}{mark}: " + "; ".join(_ratio_text(name, self.ratios[name]) for name in shown)]
-        return said + self.difference.lines()
+        return [f"beside {self.control}{mark}: {shown or 'nothing was measured on both'}", *self.difference.lines()]
 
 
 def _ratio_text(name: str, found: PairedRatio) -> str:
