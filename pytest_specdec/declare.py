@@ -99,7 +99,7 @@ def resolve(declaration: Declaration, settings: s.Settings) -> PlannedTest | Ski
         return placed
     if dead_end is not None and placed is not spec:
         return Skip(reason=f"{placed.name} is no dead end, only what it stands for; {_NEEDS_GPU_HOST}")
-    beside = None if control is None or measurement_fields is None else _place_control(control, settings)
+    beside = None if control is None or measurement_fields is None else _place_control(control, placed, settings)
     if isinstance(beside, Skip):
         return beside
     measurement = None if measurement_fields is None else Measurement(spec=placed, **measurement_fields)
@@ -116,10 +116,13 @@ def resolve(declaration: Declaration, settings: s.Settings) -> PlannedTest | Ski
     )
 
 
-def _place_control(control: ServerSpec, settings: s.Settings) -> ServerSpec | Skip:
+def _place_control(control: ServerSpec, treatment: ServerSpec, settings: s.Settings) -> ServerSpec | Skip:
     if settings.url is not None:
         return Skip(reason="control= launches two servers in turn, and --specdec-url is one that runs")
-    return _place(control, settings)
+    placed = _place(control, settings)
+    if isinstance(placed, ServerSpec) and placed.content_hash == treatment.content_hash:
+        return Skip(reason=f"{placed.name} and {treatment.name} are one server: there is nothing to compare")
+    return placed
 
 
 _NEEDS_GPU_HOST: Final = "needs a GPU host: give --gpu-host for this machine, or --gpu-host=[user@]host for another one"

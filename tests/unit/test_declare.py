@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_specdec.declare import Declaration, Skip, resolve
+from pytest_specdec.declare import Declaration, Skip, keys, resolve
 from pytest_specdec.errors import UserInputError
 from pytest_specdec.model import GoodputLimits, Sampling
 from pytest_specdec.plan import PlannedTest
@@ -305,3 +305,124 @@ def test_a_standin_is_not_the_dead_end_that_it_stands_for() -> None:
     assert isinstance(skipped, Skip)
     assert skipped.reason.startswith("gpu@cpu-standin is no dead end, only what it stands for; needs a GPU host")
     assert isinstance(resolve(declaration, settings(device="cuda", gpu_hosts=("",))), PlannedTest)
+
+
+BASE = ServerSpec.tiny("base", "--tp 2")
+OF_GPU = GPU.but("gpu-base", "--tp 4", cpu_standin=BASE)
+DRAFTS = GPU.but("gpu-drafts", "--speculative-algorithm NGRAM", cpu_standin=TINY)
+ON_GPU: dict[str, Any] = {"device": "cuda", "gpu_hosts": ("",)}
+
+
+@pytest.mark.parametrize(
+    ("marker", "params", "control"),
+    [
+        ({"control": BASE}, {}, BASE),
+        ({}, {"control": BASE}, BASE),
+        ({"control": GPU}, {"control": BASE}, BASE),
+        ({"control": BASE}, {"control": None}, None),
+        ({}, {}, None),
+    ],
+)
+def test_a_control_is_named_by_the_marker_or_by_a_parameter_which_goes_first(
+    marker: dict[str, Any], params: dict[str, Any], control: ServerSpec | None
+) -> None:
+    found = planned(says({"workload": "smoke", **marker}, params=params))
+
+    assert found.control == control
+    assert found.measurement is not None
+    assert [one.key for one in found.measurements] == [
+        "tiny--smoke--c1--o512",
+        *([] if control is None else ["base--smoke--c1--o512"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("control", "message"),
+    [
+        (
+            TINY,
+            "marker specdec(control=...): expected another spec than tiny itself, which it is measured beside, got ",
+        ),
+        (TINY.but("other-name"), "expected another spec than tiny itself"),
+        ("base", "marker specdec(control=...): expected a ServerSpec (None: no control), got 'base'"),
+    ],
+)
+def test_what_can_be_no_control_is_refused(control: object, message: str) -> None:
+    with pytest.raises(UserInputError) as caught:
+        resolve(says({"workload": "smoke", "control": control}), settings())
+
+    assert str(caught.value).startswith("test_x.py::test: ")
+    assert message in str(caught.value)
+
+
+def test_a_control_that_is_a_parameter_is_refused_as_that() -> None:
+    with pytest.raises(UserInputError, match="parameter 'control': expected a ServerSpec"):
+        resolve(says({"workload": "smoke"}, params={"control": 3}), settings())
+
+
+def test_a_test_that_measures_nothing_has_no_control() -> None:
+    assert planned(says({"control": BASE}, fixtures=("sglang_server",))).control is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "specs"),
+    [({}, ("gpu-drafts@cpu-standin", "gpu-base@cpu-standin")), (ON_GPU, ("gpu-drafts", "gpu-base"))],
+)
+def test_a_control_takes_the_form_that_its_treatment_has(changes: dict[str, Any], specs: tuple[str, str]) -> None:
+    found = planned(says({"workload": "smoke", "control": OF_GPU}, spec=DRAFTS), **changes)
+
+    assert found.control is not None
+    assert (found.spec.name, found.control.name) == specs
+
+
+@pytest.mark.parametrize(
+    ("spec", "control", "changes", "reason"),
+    [
+        (
+            TINY,
+            BASE,
+            {"url": "http://h:1"},
+            "control= launches two servers in turn, and --specdec-url is one that runs",
+        ),
+        (TINY, GPU, {}, "needs a GPU host: give --gpu-host"),
+        (TINY, GPU, {"gpu_hosts": ("",)}, "gpu needs CUDA and names no cpu_standin="),
+        (GPU, TINY, ON_GPU, "tiny is made for the CPU engine: give --specdec-device=cpu"),
+        (
+            DRAFTS,
+            GPU.but("gpu-base", "--tp 4", cpu_standin=TINY),
+            {},
+            "gpu-base@cpu-standin and gpu-drafts@cpu-standin are one server: there is nothing to compare",
+        ),
+    ],
+)
+def test_a_test_whose_control_can_not_be_launched_beside_it_is_skipped(
+    spec: ServerSpec, control: ServerSpec, changes: dict[str, Any], reason: str
+) -> None:
+    found = resolve(says({"workload": "smoke", "control": control}, spec=spec), settings(**changes))
+
+    assert isinstance(found, Skip)
+    assert found.reason.startswith(reason)
+
+
+def test_a_test_looks_at_the_baselines_of_its_control_in_every_form() -> None:
+    declared = says({"workload": "smoke", "control": OF_GPU}, spec=DRAFTS)
+
+    assert keys(declared, settings()) == {
+        f"{name}--smoke--c1--o512"
+        for name in ("gpu-drafts", "gpu-drafts@cpu-standin", "gpu-base", "gpu-base@cpu-standin")
+    }
+
+
+@pytest.mark.parametrize(
+    ("marker", "sweep"), [({}, None), ({"sweep": False}, None), ({"sweep": True}, "test_x.py::test_steps")]
+)
+def test_a_sweep_is_called_after_its_test_function(marker: dict[str, Any], sweep: str | None) -> None:
+    declared = dataclasses.replace(says({"workload": "smoke", **marker}), nodeid="test_x.py::test_steps[tiny-4]")
+
+    assert planned(declared).sweep == sweep
+
+
+@pytest.mark.parametrize("given", [1, "yes", None, [TINY]])
+def test_a_sweep_is_true_or_false(given: object) -> None:
+    with pytest.raises(UserInputError, match=r"marker specdec\(sweep=...\): expected True or False, got "):
+        resolve(says({"workload": "smoke", "sweep": given}), settings())
