@@ -390,10 +390,13 @@ class SpecdecSession:
         left = self._left.get(test.spec.content_hash, set())
         if not again:
             left.discard(test.nodeid)
-        if not left and self._pool is not None:
-            self._pool.finished(test.spec)
-            if test.control is not None and not self._left.get(test.control.content_hash):
-                self._pool.finished(test.control)
+        if left or self._pool is None:
+            return
+        # A block ends with its control, whatever test of the treatment comes last.
+        controls = [pair.control for pair in self._plan.pairs if pair.treatment.content_hash == test.spec.content_hash]
+        for spec in (test.spec, *controls):
+            if not self._left.get(spec.content_hash):
+                self._pool.finished(spec)
 
     def close(self) -> None:
         """Stop every server."""

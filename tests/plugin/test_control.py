@@ -168,6 +168,39 @@ def test_a_control_that_does_not_start_fails_the_test_that_is_beside_it_only(sui
     assert commands(suite) == ["A", "B"]
 
 
+def test_a_control_is_stopped_after_its_treatment_s_last_test_though_that_has_no_control(suite: Suite) -> None:
+    plain = """
+@pytest.mark.specdec(workload="smoke", output_tokens=10, rounds=1, warmup=0)
+@pytest.mark.parametrize("sglang_server", [SPEC], indirect=True)
+def test_of_SPEC(specdec_benchmark):
+    specdec_benchmark(check=False)
+"""
+    other = """
+def test_of_another_suite():
+    import psutil
+    assert not [
+        process
+        for process in psutil.process_iter(["environ", "status"])
+        if (process.info["environ"] or {}).get("FAKE_COUNTER") == ENV["FAKE_COUNTER"]
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+"""
+    beside = plain.replace("warmup=0", "warmup=0, control=A").replace("of_SPEC", "beside")
+    # The control's own tests are done before the second block, which ends with it.
+    suite.write(
+        "C = B.but('c', '--tp 2')\n"
+        + plain.replace("SPEC", "A")
+        + beside.replace("SPEC", "B")
+        + beside.replace("SPEC", "C").replace("test_beside", "test_second")
+        + plain.replace("SPEC", "C")
+        + other
+    )
+
+    result = suite.run()
+
+    result.assert_outcomes(passed=5)
+
+
 def test_a_treatment_that_the_preflight_refuses_costs_no_launch_of_its_control(suite: Suite) -> None:
     suite.write(PAIR.replace("B.but('drafts', env=ENV)", "B.but('drafts', '--no-such-flag', env=ENV)"))
 
