@@ -70,8 +70,9 @@ def summary_lines(document: Mapping[str, Any], report_path: str | None) -> list[
 
 def _notes(measurements: Sequence[Mapping[str, Any]]) -> list[str]:
     """Each note once, with the measurements that it is about where it isn't about all."""
-    about: dict[str, list[str]] = {}
+    about: dict[str, dict[str, None]] = {}
     for entry in measurements:
         for note in entry["notes"]:
-            about.setdefault(note, []).append(str(entry["key"]))
-    return [note if len(keys) == len(measurements) else f"{', '.join(keys)}: {note}" for note, keys in about.items()]
+            about.setdefault(note, {})[str(entry["key"])] = None
+    every = len({entry["key"] for entry in measurements})
+    return [note if len(keys) == every else f"{', '.join(keys)}: {note}" for note, keys in about.items()]

@@ -425,8 +425,9 @@ class SpecdecSession:
 
     @property
     def judged(self) -> list[BenchmarkResult]:
-        """What this process measured and judged, by key."""
-        return [self._results[key] for key in sorted(self._results)]
+        """What this process measured and judged, by key: each measurement once, by itself where it was so too."""
+        found = {self._results[name].measurement.key: name for name in sorted(self._results, reverse=True)}
+        return [self._results[found[key]] for key in sorted(found)]
 
     def document(self) -> dict[str, Any]:
         """Return the results document of this process."""

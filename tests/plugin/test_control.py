@@ -88,9 +88,13 @@ def test_again(specdec_benchmark):
 """
     suite.write(PAIR + more)
 
-    result = suite.run()
+    result = suite.run("--benchmark-json=table.json")
 
     assert (result.ret, commands(suite)) == (0, ["A", "B", "B", "A"])
+    table = json.loads((suite.root / "table.json").read_text())
+    keys = [f"{server}--smoke--c{concurrency}--o10" for server in ("base", "drafts") for concurrency in (1, 2)]
+    assert sorted(entry["name"] for entry in table["benchmarks"]) == keys, "each measurement is there once"
+    assert f"{KEY}, {KEY}" not in result.stdout.str()
 
 
 def test_a_host_that_drifts_within_the_block_makes_the_ratio_inconclusive(suite: Suite) -> None:
