@@ -18,7 +18,10 @@ from pytest_specdec.fingerprint import NodeFacts
 from pytest_specdec.judging import Judging
 from pytest_specdec.model import LaunchRounds, Measurement, MetricVerdict, Verdict
 from pytest_specdec.plan import PlannedMeasurement, PlannedTest, build_plan
+from pytest_specdec.pool import Legs
+from pytest_specdec.results import BenchmarkResult
 from pytest_specdec.serving import Serving
+from pytest_specdec.spec import ServerSpec
 from tests.fakes.judged import NODE, PROVENANCE, alarm, five, half_width, metric
 from tests.fakes.samples import launch_record, measurement, one_round, sample
 from tests.unit.test_declare import settings
@@ -56,9 +59,17 @@ class Session:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def record(self, concurrency: int, *, node: str = NODE, speed: float = 100.0, floor: float | None = None) -> Path:
+    def record(
+        self,
+        concurrency: int,
+        *,
+        node: str = NODE,
+        speed: float = 100.0,
+        floor: float | None = None,
+        of: Measurement | None = None,
+    ) -> Path:
         """Write a baseline with two gated metrics: decode speed and acceptance."""
-        asked = want(concurrency)
+        asked = of or want(concurrency)
         identity = Identity(
             model=asked.spec.model,
             model_revision=None,
@@ -263,5 +274,100 @@ def test_what_was_good_and_is_judged_invalid_later_is_not_recorded(session: Sess
     assert [update.key for update in judging.updates()] == [want(1).key]
 
     judging.judge(want(1), launches(100.0, math.nan), waived=frozenset())
+
+    assert judging.updates() == ()
+
+
+def of_spec(name: str, flags: str = "") -> Measurement:
+    return measurement("one", spec=ServerSpec(name, "/models/a", args=flags))
+
+
+CONTROL, TREATMENT = of_spec("base"), of_spec("a", "--ep 8 --attention-backend triton")
+
+
+def beside(
+    judging: Judging, control: tuple[float, float] = (100.0, 100.0), treatment: tuple[float, float] = (150.0, 150.0)
+) -> tuple[BenchmarkResult, BenchmarkResult]:
+    a1, a2 = launches(*control)
+    b1, b2 = launches(*treatment)
+    b1, b2 = (dataclasses.replace(one, launch=launch_record(facts={"max_total_num_tokens": 9})) for one in (b1, b2))
+    legs = Legs(control=(a1, a2), treatment=(b1, b2))
+    return judging.judge_beside(TREATMENT, [b1, b2], CONTROL, legs, waived=frozenset())
+
+
+def pair(session: Session, **changes: Any) -> Judging:
+    """The judging of a session that plans one measurement beside its control."""
+    judging = Judging(
+        settings(device="cuda", baselines_dir=session.root, node=NODE, **{"max_launches": 1, **changes}),
+        cast(Serving, FakeServing()),
+        command="pytest",
+    )
+    test = PlannedTest(nodeid="t", spec=TREATMENT.spec, measurement=TREATMENT, rounds=1, warmup=0, control=CONTROL.spec)
+    judging.judge_for(build_plan([test], judging.launches_for))
+    return judging
+
+
+def test_a_treatment_is_held_to_its_control_and_told_with_what_they_differ_by(session: Session) -> None:
+    result, own = beside(pair(session))
+
+    assert (result.verdict, own.verdict) == (Verdict.PASS, Verdict.NO_BASELINE)
+    assert (result.measurement.key, own.measurement.key) == (TREATMENT.key, CONTROL.key)
+    assert own.beside is None
+    assert result.beside is not None
+    assert result.speedup.ratio == pytest.approx(1.5)
+    assert result.speedup.metric == "decode_tok_s"
+    assert result.beside.difference.intended == (
+        "--ep-size: (not set) -> 8",
+        "--attention-backend: (not set) -> triton",
+    )
+    assert [change.key for change in result.beside.difference.effective] == ["max_total_num_tokens"]
+    assert not result.beside.moved
+
+
+@pytest.mark.parametrize(("recorded", "moved"), [(100.0, False), (130.0, True), (80.0, True)])
+def test_a_control_is_judged_by_its_own_baseline(session: Session, recorded: float, moved: bool) -> None:
+    session.record(1, of=CONTROL, speed=recorded)
+    session.record(1, of=TREATMENT, speed=150.0)
+
+    result, _ = beside(pair(session))
+
+    assert result.beside is not None
+    assert result.beside.moved is moved
+    assert result.verdict is (Verdict.INCONCLUSIVE if moved else Verdict.PASS)
+    assert result.speedup.conclusive
+
+
+def test_the_legs_are_held_to_the_noise_in_the_control_s_baseline(session: Session) -> None:
+    """It never varied: legs 3 % apart disagree, which throughput's prior would have explained."""
+    assert beside(pair(session), control=(100.0, 103.0))[0].speedup.conclusive
+
+    session.record(1, of=CONTROL, speed=101.5)
+
+    assert not beside(pair(session), control=(100.0, 103.0))[0].speedup.conclusive
+
+
+def test_a_control_of_which_a_request_failed_makes_the_treatment_invalid(session: Session) -> None:
+    result, own = beside(pair(session), control=(100.0, math.nan))
+
+    assert (result.verdict, own.verdict) == (Verdict.INVALID, Verdict.INVALID)
+    assert "control" in [violation.rule for violation in result.comparison.violations]
+
+
+def test_a_treatment_is_recorded_and_the_launches_of_its_control_are_not(session: Session) -> None:
+    judging = pair(session, update="all")
+
+    result, _ = beside(judging)
+
+    assert result.verdict is Verdict.PASS
+    assert [update.key for update in judging.updates()] == [TREATMENT.key]
+
+
+@pytest.mark.parametrize("control", [(100.0, 200.0), (100.0, math.nan)])
+def test_what_is_inconclusive_or_invalid_beside_its_control_is_not_recorded(
+    session: Session, control: tuple[float, float]
+) -> None:
+    judging = pair(session, update="all")
+
+    beside(judging, control=control)
 
     assert judging.updates() == ()
