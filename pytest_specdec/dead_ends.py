@@ -124,7 +124,7 @@ class DeadEnds:
         launches: Sequence[LaunchRounds] = (),
     ) -> Found:
         """Tell whether a server that came up serves as badly as expected, or works."""
-        seen = _named_by(_log_of(pool, test, launch))
+        seen, *warned = _named_by(_log_of(pool, test, launch))
         summaries = {} if measurement is None else _summaries(measurement, launches)
         values = {name: summary.value for name, summary in summaries.items()}
 
@@ -133,8 +133,9 @@ class DeadEnds:
             message = _message(test, dead_end, outcome, detail, [where, *lines])
             return _found(outcome, name, detail, launch.sglang_version, message, launch.log_path, values)
 
-        if seen is not None and seen == dead_end.diagnosis:
-            return came("holds", f"{seen}: its log says so while it serves")
+        if dead_end.diagnosis is not None and dead_end.diagnosis in (seen, *warned):
+            said = f"{dead_end.diagnosis}: its log says so while it serves"
+            return came("holds", said, name=dead_end.diagnosis)
         violations = self._violations(test, measurement, launches)
         failed = [violation.reason for violation in violations if violation.rule == "request-error"]
         if failed:
@@ -300,7 +301,7 @@ def _log_of(pool: ServerPool, test: PlannedTest, launch: LaunchRecord) -> str:
     return ""
 
 
-def _named_by(log: str) -> str | None:
-    """The diagnosis of a server that serves; None where its log shows no failure, or there is none."""
-    found = diagnose(log) if log else None
-    return None if found is None or found.category == "ok" else found.diagnosis
+def _named_by(log: str) -> tuple[str | None, ...]:
+    """The diagnosis of a server that serves, None where its log shows no failure; then what the log warns of."""
+    found = diagnose(log)
+    return (None if found.category == "ok" else found.diagnosis, *found.warnings) if log else (None,)

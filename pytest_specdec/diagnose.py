@@ -71,6 +71,11 @@ class Diagnosis:
     exit_meaning: str | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The names of the notes."""
+        return tuple(note.partition(",")[0] for note in self.notes)
+
     def as_json(self) -> dict[str, Any]:
         """Return everything, ready for ``json.dumps``."""
         return {**asdict(self), "evidence": list(self.evidence), "notes": list(self.notes)}

@@ -71,8 +71,8 @@ def from_marker(nodeid: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 
 def _failures() -> tuple[str, ...]:
-    """The names that a failure can have: a warning, or a server that is well, is none."""
-    named = (rule.name for rule in catalogue.rules() if rule.category != "ok" and rule.rank != "warning")
+    """The names that a failure can have, what a server only warns of among them; that it is well is none."""
+    named = (rule.name for rule in catalogue.rules() if rule.category != "ok")
     return tuple(dict.fromkeys((*named, *preflight.RULES)))
 
 

@@ -179,14 +179,23 @@ def test_an_invalid_measurement_tells_nothing_of_a_dead_end(suite: Suite) -> Non
     assert suite.results["dead_ends"] == []
 
 
-def test_what_its_log_says_of_a_server_that_serves_counts(suite: Suite) -> None:
-    retracts = "KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_tokens_gained: 4"
-    suite.write(dead('"kv-retraction"', f"B.but('x', env={{'FAKE_SAY': {retracts!r}}})"))
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("kv-retraction", "KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_tokens_gained: 4"),
+        (
+            "custom-all-reduce-unavailable",
+            "CustomAllreduce is disabled because it's not supported on more than two PCIe-only GPUs.",
+        ),
+    ],
+)
+def test_what_its_log_says_of_a_server_that_serves_counts(suite: Suite, name: str, said: str) -> None:
+    suite.write(dead(f'"{name}"', f"B.but('x', env={{'FAKE_SAY': {said!r}}})"))
 
     result = suite.run()
 
     assert result.ret == 0, result.stdout.str()
-    assert suite.results["dead_ends"][0]["seen"] == "kv-retraction"
+    assert suite.results["dead_ends"][0]["seen"] == name
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,6 @@ def test_a_name_is_of_the_catalogue_or_of_the_preflight(name: str) -> None:
         (["oom-weigths"], {"reason": "r"}, "there is no 'oom-weigths': did you mean oom-weights"),
         ([3], {"reason": "r"}, "3 is no name"),
         (["healthy"], {"reason": "r"}, "there is no 'healthy'"),
-        (["custom-all-reduce-unavailable"], {"reason": "r"}, "there is no 'custom-all-reduce-unavailable'"),
         (["oom-weights"], {}, "reason= is a text that says something, got None"),
         (["oom-weights"], {"reason": " "}, "reason= is a text that says something, got ' '"),
         (["oom-weights", "r"], {}, "only the diagnosis comes without its name"),
