@@ -20,6 +20,7 @@ A spec's environment drives it:
 ``FAKE_NO_FLUSH``      set: it refuses to flush its cache (404)
 ``FAKE_GPU``           a directory whose ``processes.csv`` gets a row for this process, as ``nvidia-smi`` shows it
 ``FAKE_COUNTER``       a file that gets a line for each launch
+``FAKE_VERSION``       ``0.5.12``: it is that version, for the probe too (so set it for the whole session)
 ``FAKE_REQUESTS``      a file that gets a line for each POST
 """
 
@@ -35,7 +36,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-VERSION = "0.5.23"
+VERSION = os.environ.get("FAKE_VERSION", "0.5.23")
 
 
 def log(line: str) -> None:
@@ -217,7 +218,7 @@ def serve() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "-c":
-        sys.path.insert(0, str(Path(__file__).parent / "site"))
+        sys.path[:0] = [str(Path(__file__).parent / "site" / name) for name in (VERSION, "")]
         code, sys.argv = sys.argv[2], ["-c", *sys.argv[3:]]
         exec(code, {"__name__": "__main__"})  # what python -c does
     elif sys.argv[1] == "-m":
