@@ -17,6 +17,7 @@ from pytest_specdec.baseline import Baseline, Identity, read_baseline, write_bas
 from pytest_specdec.fingerprint import NodeFacts
 from pytest_specdec.judging import Judging
 from pytest_specdec.model import LaunchRounds, Measurement, MetricVerdict, Verdict
+from pytest_specdec.observed import GpuProcess, GpuSpan, GpuState
 from pytest_specdec.plan import PlannedMeasurement, PlannedTest, build_plan
 from pytest_specdec.pool import Legs
 from pytest_specdec.results import BenchmarkResult
@@ -371,3 +372,34 @@ def test_what_is_inconclusive_or_invalid_beside_its_control_is_not_recorded(
     beside(judging, control=control)
 
     assert judging.updates() == ()
+
+
+def test_clocks_that_the_gpus_ran_at_are_part_of_the_environment(session: Session) -> None:
+    """The slowest of the server's own GPUs over all rounds, in steps of 50 MHz; another's GPU does not count."""
+    own = GpuProcess(uuid="GPU-0", pid=1, name="sglang::scheduler", own=True)
+
+    def seen(mhz: float, *, capped: float) -> GpuSpan:
+        state = GpuState(
+            index="0",
+            uuid="GPU-0",
+            samples=4,
+            sm_mhz=mhz,
+            power_w=300.0,
+            temperature_c=60.0,
+            slowdowns=(),
+            power_capped_share=capped,
+        )
+        idle = dataclasses.replace(state, index="1", uuid="GPU-1", sm_mhz=180.0)
+        return GpuSpan(gpus=(state, idle), processes=(own,))
+
+    (launch,) = launches(100.0)
+    (done,) = launch.rounds
+    rounds = tuple(dataclasses.replace(done, gpu=seen(mhz, capped=share)) for mhz, share in ((2430, 0.0), (2418, 0.9)))
+    judging = session.plans(1, update="all", node=NODE)
+
+    judging.judge(want(1), [dataclasses.replace(launch, rounds=rounds)], waived=frozenset())
+
+    (update,) = judging.updates()
+    (written,) = update.files.values()
+    assert written.environment["gpu_measured_sm_mhz"] == 2400
+    assert written.environment["gpu_power_capped"] is True

@@ -47,3 +47,12 @@ def test_the_wheel_registers_the_plug_in_and_is_typed(wheel: zipfile.ZipFile) ->
     assert "[pytest11]\nspecdec = pytest_specdec.plugin" in wheel.read(entry_points).decode()
     assert "pytest_specdec/py.typed" in names
     assert not [name for name in names if name.startswith(("tests", "examples"))]
+
+
+def test_the_script_of_all_tests_leaves_none_out() -> None:
+    """It names directories, because some run beside one another: one that is new must be named too."""
+    script = (ROOT / "scripts" / "test").read_text(encoding="utf-8")
+    holding = {path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/*/test_*.py")}
+
+    assert holding == {"tests/unit", "tests/plugin", "tests/hosts", "tests/operators", "tests/engine", "tests/perf"}
+    assert not [name for name in holding if name not in script]
