@@ -147,7 +147,7 @@ class DeadEnds:
             return came("invalid", f"it came up, and was not measured validly: {why}", *figures)
         if measurement is None:
             return came("revived", f"it came up, ready after {launch.ready_s:.1f} s", name=None)
-        metric = "decode_tok_s" if measurement.concurrency == 1 else "system_tok_s"
+        metric = metrics.speed_of(measurement)
         if metric not in values:
             raise MeasurementError(
                 f"{measurement.key}: {metric} does not follow from its rounds; send more or longer ones"

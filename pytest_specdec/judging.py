@@ -150,7 +150,7 @@ class Judging:
         found = self.store.lookup(control.key).metrics
         compared = Beside(
             control=control.spec.name,
-            speed="system_tok_s" if _identity(measurement).streams > 1 else "decode_tok_s",
+            speed=metrics.speed_of(measurement),
             ratios=beside.ratios(
                 results.rounds_by_launch(legs.control, control),
                 results.rounds_by_launch(legs.treatment, measurement),

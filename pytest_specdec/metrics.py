@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from pytest_specdec import stats
-from pytest_specdec.model import Direction, GoodputLimits, LaunchRecord, RequestSample, Round
+from pytest_specdec.model import Direction, GoodputLimits, LaunchRecord, Measurement, RequestSample, Round
 
 #: Raised whenever a change here makes older values incomparable; part of every baseline's identity.
 METHOD_VERSION: Final = 1
@@ -195,6 +195,15 @@ _SPECS: Final = (
     ),
 )
 METRICS: Final[Mapping[str, MetricSpec]] = MappingProxyType({spec.name: spec for spec in _SPECS})
+
+
+def speed_of(measurement: Measurement) -> str:
+    """Return the throughput that says how fast a measurement is: the one that gates by default.
+
+    At a request rate the system's follows the rate, so that only a stream's own can tell.
+    """
+    alone = measurement.concurrency == 1 or measurement.request_rate is not None
+    return next(spec.name for spec in _SPECS if spec.unit == "tok/s" and spec.gates(1 if alone else 2))
 
 
 def decode_tok_s(sample: RequestSample) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pytest_specdec import results
 from pytest_specdec.errors import SpecdecError
-from pytest_specdec.metrics import METRICS
+from pytest_specdec.metrics import METRICS, speed_of
 from pytest_specdec.model import LaunchRounds, Measurement, RoundsByLaunch
 from pytest_specdec.noise import PRIORS
 from pytest_specdec.plan import PlannedMeasurement, Sweep
@@ -20,15 +20,9 @@ Taken = Mapping[str, "tuple[LaunchRounds, ...] | SpecdecError"]
 _FAILURE_SHOWN: Final = 80
 
 
-def speed_metric(measurement: Measurement) -> str:
-    """Return the metric that points are ranked by: the throughput that gates at this concurrency."""
-    alone = measurement.concurrency == 1 or measurement.request_rate is not None
-    return "decode_tok_s" if alone else "system_tok_s"
-
-
 def contending(sweep: Sweep, taken: Taken, *, most_launches: int) -> list[PlannedMeasurement]:
     """Return the points that deserve another launch: those that may still be the best, up to ``most_launches``."""
-    spec = METRICS[speed_metric(sweep.points[0].measurement)]
+    spec = METRICS[speed_of(sweep.points[0].measurement)]
     further = further_launches(
         points(sweep, taken),
         spec.direction,
@@ -54,12 +48,12 @@ def points(sweep: Sweep, taken: Taken) -> list[Point]:
 
 
 def _values(measurement: Measurement, launches: Sequence[LaunchRounds]) -> RoundsByLaunch:
-    return results.rounds_by_launch(launches, measurement).get(speed_metric(measurement), ()) if launches else ()
+    return results.rounds_by_launch(launches, measurement).get(speed_of(measurement), ()) if launches else ()
 
 
 def document(sweep: Sweep, taken: Taken, *, most_launches: int) -> dict[str, Any]:
     """Return a sweep's object in ``results.json``: its ranking, and what it comes to in a sentence."""
-    metric = speed_metric(sweep.points[0].measurement)
+    metric = speed_of(sweep.points[0].measurement)
     spec = METRICS[metric]
     ranking = rank(
         points(sweep, taken),

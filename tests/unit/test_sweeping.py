@@ -11,6 +11,7 @@ import pytest
 
 from pytest_specdec import sweeping
 from pytest_specdec.errors import LaunchError, SpecdecError
+from pytest_specdec.metrics import speed_of
 from pytest_specdec.model import LaunchRounds, Measurement
 from pytest_specdec.plan import PlannedMeasurement, Sweep
 from pytest_specdec.ranking import Point
@@ -58,7 +59,7 @@ def names(points: list[PlannedMeasurement]) -> list[str]:
     ],
 )
 def test_points_are_ranked_by_the_throughput_that_gates_there(known: dict[str, Any], metric: str) -> None:
-    assert sweeping.speed_metric(want(A, **known)) == metric
+    assert speed_of(want(A, **known)) == metric
 
 
 def test_a_point_is_its_speeds_by_launch_or_the_first_line_of_what_it_failed_of() -> None:
