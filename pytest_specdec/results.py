@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_specdec import jsonfile, metrics, stats
+from pytest_specdec import blame, jsonfile, metrics, stats
 from pytest_specdec.beside import Beside, Speedup
 from pytest_specdec.errors import InfrastructureError, MeasurementError
 from pytest_specdec.model import (
@@ -258,6 +258,7 @@ def to_json(result: BenchmarkResult) -> dict[str, Any]:
         if comparison.split is None
         else {"accept_length": comparison.split[0], "verify_rate": comparison.split[1]},
         "cause": comparison.cause,
+        "explanation": blame.lines(comparison),
         "speedup": None if result.beside is None else _speedup_json(result.beside),
         "ratios": None
         if result.beside is None

@@ -130,6 +130,7 @@ def test_the_page_shows_all_and_escapes_what_it_is_given() -> None:
     bad["judged"] = [judged("decode_tok_s", baseline=89.5, change=-0.106, floor=89.5)]
     bad["judged"][0] |= {"change_low": -0.13, "change_high": -0.08, "catches": 0.029}
     bad["split"] = {"accept_length": -0.1, "verify_rate": 0.0}
+    bad["explanation"] = ["decode tok/s -10.0 % = accept length -10.0 %: the <drafter> got worse"]
     bad["environment_changes"] = [{"key": "sglang_version", "before": "0.5.20", "after": "<0.5.23>"}]
     bad["accept_histogram"] = [3, 1]
     bad["acceptance_by_position"] = [0.25, None]
@@ -156,6 +157,7 @@ def test_the_page_shows_all_and_escapes_what_it_is_given() -> None:
         "tpot_ms 25.00, ttft_ms 500.0",
         "<b>retraction</b>: the log &lt;is&gt; not known",
         "sglang_version: 0.5.20 → &lt;0.5.23&gt;",
+        "accept length -10.0 %: the &lt;drafter&gt; got worse",
         "fi did not serve",
         "<svg",
     ):
