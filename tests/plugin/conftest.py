@@ -47,7 +47,8 @@ class Suite:
     def run(self, *args: str, env: Mapping[str, str] | None = None) -> pytest.RunResult:
         """Run pytest in a process of its own on the fake engine."""
         with pytest.MonkeyPatch.context() as patch:
-            for name in [name for name in os.environ if name.startswith("PYTEST_SPECDEC_")]:
+            # Neither settings of this run's, nor that it has workers: the inner session is one of its own.
+            for name in [name for name in os.environ if name.startswith(("PYTEST_SPECDEC_", "PYTEST_XDIST_"))]:
                 patch.delenv(name)
             patch.setenv("PYTEST_SPECDEC_PYTHON", str(self.python))
             patch.setenv("PYTEST_SPECDEC_CACHE", str(self.root / "cache"))
