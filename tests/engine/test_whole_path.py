@@ -214,3 +214,32 @@ def test_the_demo_finds_a_drafter_that_got_worse(engine_python: str, tmp_path: P
     assert "REGRESSION: tiny-standalone--smoke--c1--o64: accept_length" in second
     assert "the drafter got worse (fewer draft tokens are right), not the engine" in second
     assert "report.html" in second
+
+
+def test_a_study_tries_its_dead_ends_ranks_its_sweep_and_writes_its_ledger(engine_python: str, tmp_path: Path) -> None:
+    """The study of `scripts/demo --study`, without the block of four launches."""
+    report, baselines = tmp_path / "report", tmp_path / "baselines"
+    words = ["examples/study", "--specdec-device=cpu", "-k", "not beside_none", "-p", "no:cacheprovider"]
+    places = [f"--specdec-report={report}", f"--specdec-baselines={baselines}"]
+    command = [sys.executable, "-m", "pytest", *words, *places, "--specdec-study", "--specdec-max-launches=1"]
+
+    done = run(REPOSITORY, *command, cache=tmp_path / "cache")
+
+    assert done.returncode == 1, done.stdout
+    document = json.loads((report / "results.json").read_text())
+    dead_ends = {entry["server"]: entry for entry in document["dead_ends"]}
+    # Slower than 40 tok/s is for a machine like the one that the study was written on.
+    slow = "holds" if dead_ends["too-deep"]["metrics"]["decode_tok_s"] <= 40 else "revived"
+    assert {server: (entry["outcome"], entry["seen"]) for server, entry in dead_ends.items()} == {
+        "steps-alone": ("holds", "draft-flags"),
+        "too-deep": (slow, None),
+        "old-flag": ("revived", None),
+    }
+    assert len(list((report / "logs").iterdir())) == 4, "what the preflight refuses is not launched"
+    (sweep,) = document["sweeps"]
+    assert [point["name"] for point in sweep["points"] if point["word"] == "best"] == ["draft_steps-3_draft-tokens-4"]
+    shown = run(REPOSITORY, sys.executable, "-m", "pytest_specdec.cli", "study", f"--baselines={baselines}")
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.stdout.splitlines()]
+    outcomes = {cells[0]: cells[3] for cells in table if len(cells) > 3}
+    assert outcomes["steps-alone"].startswith("dead end")
+    assert {"too-deep", "old-flag", "draft_steps-1_draft-tokens-2"} < outcomes.keys()
