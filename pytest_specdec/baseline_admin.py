@@ -10,7 +10,7 @@ from pytest_specdec import comm_baseline, jsonfile
 from pytest_specdec.baseline import SCHEMA_VERSION, Baseline, MetricBaseline, read_baseline, write_baseline
 from pytest_specdec.environment import environment_changes
 from pytest_specdec.errors import BaselineFileError
-from pytest_specdec.report import number, percent
+from pytest_specdec.report import aligned, number, percent
 
 #: The published JSON Schema of a baseline file.
 SCHEMA_PATH: Final = Path(__file__).parent / "schemas" / "baseline.schema.json"
@@ -193,9 +193,3 @@ def _version(path: Path) -> object:
 def unused(root: Path, keys: Mapping[str, object] | frozenset[str]) -> list[Path]:
     """Return the files that no measurement of these keys looks at, on whatever node."""
     return [path for path in files(root) if path.stem not in keys]
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of equal length as lines, each column as wide as its widest cell."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -8,10 +8,10 @@ from typing import Any
 
 from pytest_specdec import jsonfile
 from pytest_specdec.baseline import to_document
-from pytest_specdec.baseline_admin import aligned
 from pytest_specdec.baseline_store import Change
 from pytest_specdec.errors import InfrastructureError
 from pytest_specdec.judging import Update
+from pytest_specdec.report import aligned
 
 
 def wanted(updates: Iterable[Update]) -> list[dict[str, Any]]:

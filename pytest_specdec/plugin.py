@@ -204,8 +204,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if directory is not None:
         from pytest_specdec import distribution  # noqa: PLC0415  # needs xdist, which is there in a worker
 
-        of = _session_of(session.config).group_of if planned else str
-        distribution.write_groups(Path(directory), {test.nodeid: of(test.spec) for test in planned})
+        distribution.write_groups(Path(directory), _session_of(session.config).groups(planned) if planned else {})
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:

@@ -6,7 +6,7 @@ saved file. Nothing here prints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final
 
 Document = Mapping[str, Any]
@@ -40,6 +40,18 @@ def percent(fraction: float | None) -> str:
 def share(fraction: float) -> str:
     """A percentage without a sign, with one decimal."""
     return f"{fraction * 100:.1f} %"
+
+
+def aligned(rows: Sequence[Sequence[str]], *, right: Container[int] = ()) -> list[str]:
+    """Return rows of equal length as lines, each column as wide as its widest cell; ``right``: columns of numbers."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def at_rate(request_rate: float | None) -> str:
@@ -86,16 +98,7 @@ def table_lines(document: Document) -> list[str]:
     rows = [header]
     for entry in entries:
         rows += [_row(entry), *_category_rows(entry)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    text_columns = {0, 1, len(header) - 1}
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if i in text_columns else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    return aligned(rows, right=range(2, len(header) - 1))
 
 
 def dead_end_lines(document: Document) -> list[str]:

@@ -17,6 +17,7 @@ from pytest_specdec.engine_env import cache_root
 from pytest_specdec.errors import InfrastructureError, UserInputError
 from pytest_specdec.kept import KeptServer, LeasingHost
 from pytest_specdec.leased_host import LeasedLocalHost
+from pytest_specdec.report import aligned
 from pytest_specdec.settings import HERE, KEPT_S, hosts, positive_seconds
 from pytest_specdec.ssh import SshHost
 from pytest_specdec.stopping import stop_process
@@ -119,8 +120,7 @@ def _table(found: Sequence[KeptServer]) -> list[str]:
         left = span(server.left_s) if server.state == "kept" else "-"
         cells = (server.id, server.spec_name, server.state, str(server.port), span(server.up_s), left)
         rows.append((*cells, _version(server), server.log_path))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return aligned(rows)
 
 
 def span(seconds: float) -> str:

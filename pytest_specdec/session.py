@@ -216,9 +216,10 @@ class SpecdecSession:
     def _sweep_launches(self) -> int:
         return self.settings.most_launches(recording=False)
 
-    def group_of(self, spec: ServerSpec) -> str:
-        """Return what stands for all specs that one process has to measure, this one among them."""
-        return self._plan.together().get(spec.content_hash, spec.content_hash)
+    def groups(self, tests: Sequence[PlannedTest]) -> dict[str, str]:
+        """Return, by test id, what stands for all specs that one process has to measure, the test's among them."""
+        together = self._plan.together()
+        return {test.nodeid: together.get(test.spec.content_hash, test.spec.content_hash) for test in tests}
 
     def check_plan(self) -> tuple[list[str], bool]:
         """Run the preflight of every planned spec, starting nothing; returns lines, and whether all is well."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pytest_specdec.ranking import Ranking, Standing
-from pytest_specdec.report import number, share
+from pytest_specdec.report import aligned, number, share
 
 #: Pixels; a letter of the monospaced font at its size is a little narrower.
 _ROW: Final = 24
@@ -47,15 +47,11 @@ def table_lines(ranking: Ranking, *, metric: str, unit: str) -> list[str]:
     head = ["point", f"{metric} {unit}", f"{ranking.confidence:.0%} interval", "launches", "against the best"]
     rows = [head]
     rows += [[row.name, number(row.value), _interval(row), str(row.launches), said(row)] for row in ranking.rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if i in (1, 2, 3) else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
+    return [
+        *aligned(rows, right=(1, 2, 3)),
+        conclusion(ranking, unit=unit),
+        *([ranking.basis] if ranking.basis else []),
     ]
-    return [*lines, conclusion(ranking, unit=unit), *([ranking.basis] if ranking.basis else [])]
 
 
 def conclusion(ranking: Ranking, *, unit: str) -> str:

@@ -10,7 +10,7 @@ from pytest_specdec.compare import breaks_floor
 from pytest_specdec.floors import apart
 from pytest_specdec.metrics import METRICS
 from pytest_specdec.model import Comparison, MetricVerdict, Verdict
-from pytest_specdec.report import number, percent, share
+from pytest_specdec.report import aligned, number, percent, share
 
 
 def failure_text(
@@ -99,14 +99,7 @@ def _table(rows: Sequence[MetricVerdict]) -> list[str]:
                 verdict if row.gated or not verdict or breaks_floor(row) else f"{verdict} (advisory)",
             ]
         )
-    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i in (0, len(widths) - 1) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in table
-    ]
+    return aligned(table, right=range(1, len(table[0]) - 1))
 
 
 def between(row: MetricVerdict) -> str:
